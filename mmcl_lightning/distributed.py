@@ -1,0 +1,86 @@
+"""Gathering projections from all processes, with a gradient that is right.
+
+The convention of every loss in this package: each process computes the loss of *its own* anchors
+against the candidates of *all* processes, and DistributedDataParallel averages the gradients. With the
+gather below this equals, to rounding, the gradient of one process that holds the whole batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mmcl_lightning.errors import ShapeError
+
+__all__ = ["Layout", "gather_with_gradient", "layout"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a process stands among all.
+
+    Args:
+        rank: Index of this process.
+        world_size: Number of processes; 1 where no process group is up.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+
+def layout() -> Layout:
+    """Return where this process stands; ``Layout(0, 1)`` without a process group."""
+    if dist.is_available() and dist.is_initialized():
+        return Layout(dist.get_rank(), dist.get_world_size())
+    return Layout()
+
+
+class _Gather(torch.autograd.Function):
+    """All-gather whose backward sums the gradients of all processes and keeps the local part.
+
+    Keeping only the local gradient instead, as is often done, gives exactly 1 / world_size of it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        grad = grad.contiguous()
+        dist.all_reduce(grad)
+        return grad.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def gather_with_gradient(x: Tensor) -> Tensor:
+    """Concatenate the rows of all processes, in the order of their ranks.
+
+    Args:
+        x: Rows of this process, shape ``(B, D)``; every process must bring the same shape.
+
+    Returns:
+        Rows of all processes, shape ``(world_size * B, D)``; ``x`` itself without a process group.
+
+    Raises:
+        ShapeError: On every process, if the processes bring different numbers of rows.
+    """
+    where = layout()
+    if where.world_size == 1:
+        return x
+    size = torch.tensor([len(x)], device=x.device)
+    sizes = [torch.empty_like(size) for _ in range(where.world_size)]
+    dist.all_gather(sizes, size)
+    counts = [int(s) for s in sizes]
+    if len(set(counts)) > 1:
+        raise ShapeError(
+            f"every process must bring the same number of rows, got {counts} by rank: "
+            "use drop_last=True in the training loader"
+        )
+    gathered: Tensor = _Gather.apply(x)
+    return gathered

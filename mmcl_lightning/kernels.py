@@ -1,0 +1,218 @@
+r"""Kernels: the similarity in which the margin is measured.
+
+A kernel is called as ``kernel(x, y)`` on points of shape ``(n, D)`` and ``(m, D)`` and returns the
+``(n, m)`` matrix of its values, differentiable in both. ``kernel.diag(x)`` is the diagonal of
+``kernel(x, x)`` without forming it; nothing in this package assumes that it is 1.
+
+Source: Shah et al., "Max-Margin Contrastive Learning", AAAI 2022, arXiv:2112.11450, section 3 and
+the kernel ablation of its appendix.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mmcl_lightning.errors import ConfigError, ShapeError
+
+__all__ = ["RBF", "Intersection", "Kernel", "Linear", "Polynomial", "Tanh", "squared_distances"]
+
+_MEDIAN_SAMPLE = 1024  # points that the median heuristic looks at: 524,000 distances are plenty
+
+
+class Kernel(abc.ABC):
+    """A similarity between points. Leaves are frozen dataclasses, so they compare, print and copy well."""
+
+    #: Whether every matrix ``kernel(x, x)`` is positive semi-definite.
+    positive_semidefinite: bool = True
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the kernel values between two sets of points.
+
+        Args:
+            x: Points, shape ``(n, D)``, floating point.
+            y: Points, shape ``(m, D)``, same dtype and device.
+
+        Returns:
+            Values, shape ``(n, m)``.
+
+        Raises:
+            ShapeError: If either is not a matrix, or their widths differ.
+        """
+        if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1]:
+            raise ShapeError(
+                f"a kernel takes points of shape (n, D) and (m, D), got {tuple(x.shape)} and {tuple(y.shape)}"
+            )
+        return self._values(x, y)
+
+    @abc.abstractmethod
+    def _values(self, x: Tensor, y: Tensor) -> Tensor:
+        """Kernel values of checked input, shape ``(n, m)``."""
+
+    @abc.abstractmethod
+    def diag(self, x: Tensor) -> Tensor:
+        """Return ``k(x_i, x_i)`` for each row of ``x``, shape ``(n, D)`` to ``(n,)``."""
+
+    def fit(self, x: Tensor) -> Kernel:
+        """Return this kernel with every parameter that depends on the data filled in from ``x`` ``(n, D)``."""
+        return self
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """Squared Euclidean distances, ``(n, D)`` and ``(m, D)`` to ``(n, m)``, never negative.
+
+    Both sets are moved by their common mean first. Distances do not change, but the cancellation in
+    ``|x|^2 + |y|^2 - 2 x.y`` does: early in training all projections lie close together.
+    """
+    centre = y.detach().mean(dim=0)
+    x = x - centre
+    y = x if y is x else y - centre
+    squares = x.square().sum(1, keepdim=True) + y.square().sum(1)
+    return torch.addmm(squares, x, y.T, alpha=-2).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class RBF(Kernel):
+    r"""Gaussian kernel :math:`k(x, y) = \exp(-\gamma \|x - y\|^2)`.
+
+    Args:
+        gamma: Inverse width, > 0, as in scikit-learn. ``"median"`` sets it on every batch so that
+            :math:`\gamma = 1 / (2 \operatorname{median} \|x - y\|^2)` over pairs of distinct candidates.
+        sigma2: Alias: ``gamma = 1 / (2 sigma2)``, the form printed in the paper. Give one of the two.
+
+    Raises:
+        ConfigError: If the width is not positive, or both forms are given.
+    """
+
+    gamma: float | Literal["median"] | None = None
+    sigma2: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.gamma is not None and self.sigma2 is not None:
+            raise ConfigError(f"give gamma or sigma2, not both: gamma={self.gamma}, sigma2={self.sigma2}")
+        if self.sigma2 is not None:
+            if not self.sigma2 > 0:
+                raise ConfigError(f"sigma2 must be > 0, got {self.sigma2}")
+            object.__setattr__(self, "gamma", 1 / (2 * self.sigma2))
+            object.__setattr__(self, "sigma2", None)  # one stored form, so that replace() and == work
+        elif self.gamma is None:
+            object.__setattr__(self, "gamma", 1.0)
+        if isinstance(self.gamma, str):
+            if self.gamma != "median":
+                raise ConfigError(f"gamma must be a number > 0 or 'median', got {self.gamma!r}")
+        elif not (self.gamma is not None and 0 < self.gamma < float("inf")):
+            raise ConfigError(f"gamma must be a number > 0 or 'median', got {self.gamma}")
+
+    def _values(self, x: Tensor, y: Tensor) -> Tensor:
+        gamma = self.fit(y).gamma if self.gamma == "median" else self.gamma
+        assert isinstance(gamma, float | int)
+        return squared_distances(x, y).mul(-gamma).exp()
+
+    def diag(self, x: Tensor) -> Tensor:
+        """Ones, shape ``(n,)``."""
+        return torch.ones_like(x[:, 0])
+
+    @torch.no_grad()
+    def fit(self, x: Tensor) -> RBF:
+        """Return the kernel with the median heuristic carried out on ``x``, shape ``(n, D)``."""
+        if self.gamma != "median":
+            return self
+        points = x[:: -(-len(x) // _MEDIAN_SAMPLE)]
+        distances = squared_distances(points, points)
+        row, column = torch.triu_indices(len(points), len(points), offset=1, device=x.device)
+        pairs = distances[row, column]
+        # Identical points carry no scale; all identical, any width gives the same kernel matrix.
+        median = pairs.median().item() if len(pairs) else 0.0
+        return replace(self, gamma=1 / (2 * median) if median > torch.finfo(x.dtype).eps else 1.0)
+
+
+@dataclass(frozen=True)
+class Linear(Kernel):
+    r"""Linear kernel :math:`k(x, y) = x^\top y`."""
+
+    def _values(self, x: Tensor, y: Tensor) -> Tensor:
+        return x @ y.T
+
+    def diag(self, x: Tensor) -> Tensor:
+        """Squared lengths, shape ``(n,)``."""
+        return x.square().sum(1)
+
+
+@dataclass(frozen=True)
+class Polynomial(Kernel):
+    r"""Polynomial kernel :math:`k(x, y) = (\gamma\, x^\top y + r)^d`.
+
+    The defaults are those of the published code.
+
+    Args:
+        degree: Power d, an integer >= 1.
+        gamma: Scale, > 0.
+        offset: Constant r, >= 0, which keeps the kernel positive semi-definite.
+    """
+
+    degree: int = 3
+    gamma: float = 1.0
+    offset: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.degree < 1 or self.degree != int(self.degree):
+            raise ConfigError(f"degree must be an integer >= 1, got {self.degree}")
+        if not self.gamma > 0 or not self.offset >= 0:
+            raise ConfigError(f"gamma must be > 0 and offset >= 0, got {self.gamma} and {self.offset}")
+
+    def _values(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.gamma * (x @ y.T) + self.offset) ** self.degree
+
+    def diag(self, x: Tensor) -> Tensor:
+        """Values at zero distance, shape ``(n,)``."""
+        return (self.gamma * x.square().sum(1) + self.offset) ** self.degree
+
+
+@dataclass(frozen=True)
+class Tanh(Kernel):
+    r"""Sigmoid kernel :math:`k(x, y) = \tanh(\gamma\, x^\top y + r)`.
+
+    Not positive semi-definite, so the dual need not be convex: use
+    :class:`~mmcl_lightning.svm.ProjectedGradient` with a finite C, or a larger ``reg``.
+    The paper prints :math:`-\gamma`, under which the loss would push positives apart; the published
+    code uses :math:`+\gamma`, as here.
+
+    Args:
+        gamma: Scale, > 0.
+        offset: Constant r.
+    """
+
+    gamma: float = 1.0
+    offset: float = 0.0
+    positive_semidefinite = False
+
+    def __post_init__(self) -> None:
+        if not self.gamma > 0:
+            raise ConfigError(f"gamma must be > 0, got {self.gamma}")
+
+    def _values(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(self.gamma * (x @ y.T) + self.offset)
+
+    def diag(self, x: Tensor) -> Tensor:
+        """Values at zero distance, shape ``(n,)``."""
+        return torch.tanh(self.gamma * x.square().sum(1) + self.offset)
+
+
+@dataclass(frozen=True)
+class Intersection(Kernel):
+    r"""Histogram intersection :math:`k(x, y) = \sum_d \min(x_d^+, y_d^+)` with :math:`x^+ = \max(x, 0)`.
+
+    Uses :math:`2\min(a, b) = a + b - |a - b|`, so that nothing of size ``n * m * D`` is stored.
+    """
+
+    def _values(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = x.relu(), y.relu()
+        return (x.sum(1, keepdim=True) + y.sum(1) - torch.cdist(x, y, p=1)) / 2
+
+    def diag(self, x: Tensor) -> Tensor:
+        """Sums of the positive parts, shape ``(n,)``."""
+        return x.relu().sum(1)

@@ -1,0 +1,251 @@
+r"""Many support vector machines that share one kernel matrix.
+
+Anchor b has a positive :math:`p_b` and negatives :math:`S_b`: all candidates but a few. Its dual is
+
+.. math:: \min_{0 \le \alpha \le C}\;
+    \tfrac12 \alpha^\top (\Delta_b + \beta I)\,\alpha - 2\,\mathbf 1^\top \alpha, \qquad
+    \Delta_b = k_{pp}\mathbf 1 \mathbf 1^\top + K_{SS} - k_b \mathbf 1^\top - \mathbf 1 k_b^\top .
+
+Source: Shah et al., AAAI 2022, arXiv:2112.11450, Proposition 1.
+
+No :math:`\Delta_b` is ever formed. Let :math:`v` be the signed weights of all candidates: alpha on the
+negatives, minus their sum on the positive, zero on the others. Then, for every negative j,
+
+.. math:: (\Delta_b \alpha)_j = (K v)_j - (K v)_{p},
+
+one matrix product for the whole batch. And since v sums to zero, adding a constant to a row and the
+same column of K changes nothing. So K is kept *centred*, which is what makes single precision enough
+where all projections are nearly equal: there K is all ones, but the centred K is nearly zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmcl_lightning.errors import ConfigError, ShapeError
+from mmcl_lightning.svm.factorisation import Factorisation, factorise
+
+__all__ = ["MaxMarginDual", "max_margin_dual"]
+
+
+def max_margin_dual(
+    gram: Tensor,
+    positive: Tensor,
+    left_out: Tensor | None = None,
+    *,
+    C: float = 100.0,
+    reg: float = 0.1,
+    positive_semidefinite: bool = True,
+    assume_unit_diag: bool = False,
+    kernel_name: str = "the kernel",
+) -> MaxMarginDual:
+    r"""Build one box-constrained dual per anchor from a shared kernel matrix.
+
+    Differs from the published code in one point: k(x, x) is read from the kernel, not fixed to 1.
+
+    Args:
+        gram: Kernel values among the candidates, shape ``(n, n)``, float32 or float64, symmetric.
+        positive: Index of the positive of each anchor, shape ``(B,)``, int64.
+        left_out: Candidates that are neither positive nor negative of an anchor, typically its other
+            views, shape ``(B, m - 1)``, int64; distinct within a row. ``None`` leaves out none.
+        C: Upper bound of every dual variable, > 0; ``math.inf`` leaves the box open.
+        reg: Ridge added to the diagonal of every problem, >= 0, in the unit of ``gram``.
+        positive_semidefinite: Whether the kernel guarantees a positive semi-definite ``gram``.
+        assume_unit_diag: Put 1 in place of k(x+, x+), as the paper prints and the published code does.
+        kernel_name: What error messages call the kernel.
+
+    Returns:
+        ``B`` problems that share ``gram``. Nothing of size ``B * n * n`` is allocated.
+
+    Raises:
+        ShapeError: If the shapes do not fit together.
+        ConfigError: If ``C <= 0`` or ``reg < 0``.
+    """
+    check_box(C, reg)
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+        raise ShapeError(f"gram must be square, got {tuple(gram.shape)}")
+    if positive.ndim != 1:
+        raise ShapeError(f"positive must have shape (B,), got {tuple(positive.shape)}")
+    if left_out is None:
+        left_out = positive.new_empty(len(positive), 0)
+    if left_out.ndim != 2 or len(left_out) != len(positive):
+        raise ShapeError(f"left_out must have shape ({len(positive)}, m - 1), got {tuple(left_out.shape)}")
+    excluded = torch.cat([positive[:, None], left_out], dim=1)
+    if excluded.shape[1] >= len(gram):
+        raise ShapeError(f"{len(gram)} candidates leave no negative when {excluded.shape[1]} are left out")
+    if assume_unit_diag:
+        correction = 1 - gram.diagonal()[positive]
+    else:
+        correction = gram.new_zeros(len(positive))
+    return MaxMarginDual(
+        gram=_centre(gram),
+        excluded=excluded,
+        C=float(C),
+        reg=float(reg),
+        diag_correction=correction,
+        positive_semidefinite=positive_semidefinite,
+        kernel_name=kernel_name,
+    )
+
+
+def check_box(C: float, reg: float) -> None:
+    """Raise :class:`ConfigError` unless ``C > 0`` (``inf`` allowed) and ``reg >= 0``."""
+    if not C > 0:
+        raise ConfigError(f"C must be > 0, or .inf for no upper bound, got {C}")
+    if not 0 <= reg < math.inf:
+        raise ConfigError(f"reg must be a finite number >= 0, got {reg}")
+
+
+def _centre(gram: Tensor) -> Tensor:
+    """Subtract row and column means, then give the constant vector the eigenvalue 1 instead of 0.
+
+    The second step changes nothing in the problem either, and keeps the matrix invertible without a ridge.
+    """
+    mean = gram.mean(dim=0)
+    centred = gram - mean
+    centred -= (mean - mean.mean() - 1 / len(gram))[:, None]
+    return centred
+
+
+@dataclass(frozen=True, eq=False)
+class MaxMarginDual:
+    """``B`` dual problems over ``n`` candidates; build it with :func:`max_margin_dual`.
+
+    Args:
+        gram: Centred kernel matrix, shape ``(n, n)``.
+        excluded: Candidates left out of each problem, the positive in column 0, shape ``(B, m)``.
+        C: Upper bound of the box, > 0, possibly ``inf``.
+        reg: Ridge, >= 0.
+        diag_correction: What to add to k(x+, x+) of each problem, shape ``(B,)``; zero by default.
+        positive_semidefinite: Whether the kernel is positive semi-definite.
+        kernel_name: What error messages call the kernel.
+    """
+
+    gram: Tensor
+    excluded: Tensor
+    C: float
+    reg: float
+    diag_correction: Tensor
+    positive_semidefinite: bool = True
+    kernel_name: str = "the kernel"
+    keep: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        keep = self.gram.new_ones(self.B, self.n).scatter_(1, self.excluded, 0.0)
+        object.__setattr__(self, "keep", keep)
+
+    @property
+    def B(self) -> int:  # noqa: N802 - the paper's letter
+        """Number of problems."""
+        return self.excluded.shape[0]
+
+    @property
+    def n(self) -> int:
+        """Number of candidates."""
+        return self.gram.shape[0]
+
+    @property
+    def negatives(self) -> int:
+        """Number of negatives of each problem."""
+        return self.n - self.excluded.shape[1]
+
+    @property
+    def positive(self) -> Tensor:
+        """Index of each problem's positive, shape ``(B,)``."""
+        return self.excluded[:, 0]
+
+    def select(self, rows: Tensor) -> MaxMarginDual:
+        """Return the problems of the given rows only, shape ``(b,)`` of int64 or bool; shares ``gram``."""
+        return MaxMarginDual(
+            self.gram,
+            self.excluded[rows],
+            self.C,
+            self.reg,
+            self.diag_correction[rows],
+            self.positive_semidefinite,
+            self.kernel_name,
+        )
+
+    def signed_weights(self, alpha: Tensor) -> Tensor:
+        """Weights of the candidates in the decision function, shape ``(B, n)``: alpha, and minus its sum at x+."""
+        return alpha.scatter(1, self.positive[:, None], -alpha.sum(1, keepdim=True))
+
+    def product(self, alpha: Tensor) -> Tensor:
+        """Return ``(Delta + reg I) alpha``, shape ``(B, n)``, by one matrix product for the whole batch."""
+        images = self.signed_weights(alpha) @ self.gram
+        at_positive = images.gather(1, self.positive[:, None])
+        at_positive -= self.diag_correction[:, None] * alpha.sum(1, keepdim=True)
+        return torch.add(images.sub_(at_positive), alpha, alpha=self.reg).mul_(self.keep)
+
+    def gradient(self, alpha: Tensor) -> Tensor:
+        """Gradient of the objective, shape ``(B, n)``, zero where a candidate is no negative."""
+        return self.product(alpha).sub_(self.keep, alpha=2)
+
+    def objective(self, alpha: Tensor) -> Tensor:
+        """Value that each problem minimises, shape ``(B,)``."""
+        return (alpha * (self.product(alpha) / 2 - 2 * self.keep)).sum(1)
+
+    def clip(self, alpha: Tensor) -> Tensor:
+        """Nearest point of the box, shape ``(B, n)``."""
+        return (alpha * self.keep).clamp_(0, self.C)
+
+    def kkt_residual(self, alpha: Tensor, gradient: Tensor | None = None) -> Tensor:
+        """Largest ``|alpha - clip(alpha - gradient)|`` of each problem, shape ``(B,)``; zero at the optimum."""
+        gradient = self.gradient(alpha) if gradient is None else gradient
+        return (alpha - (alpha - gradient).clamp_(0, self.C)).abs_().amax(1)
+
+    def duality_gap(self, alpha: Tensor, gradient: Tensor | None = None) -> Tensor:
+        """Bound on the distance of the objective from its optimum, shape ``(B,)``.
+
+        The Fenchel dual value at the point that ``alpha`` suggests. A bound only where Delta is positive
+        semi-definite; infinite where ``reg`` is 0, ``C`` is infinite and the gradient is negative.
+        """
+        gradient = self.gradient(alpha) if gradient is None else gradient
+        target = gradient.lt(0) * self.C if self.reg == 0 else (alpha - gradient / self.reg).clamp_(0, self.C)
+        step = torch.where(gradient == 0, 0, target - alpha) if self.reg == 0 else target - alpha
+        return -(gradient * step + self.reg / 2 * step.square()).sum(1)
+
+    def frobenius_norm(self) -> Tensor:
+        """Frobenius norm of ``Delta + reg I`` of each problem, shape ``(B,)``, without forming any of them."""
+        K, N, excluded = self.gram, self.negatives, self.excluded
+        rows = K[excluded]  # (B, m, n)
+        corner = rows.gather(2, excluded[:, None, :].expand(-1, excluded.shape[1], -1))  # K[R, R]
+        k = rows[:, 0] * self.keep
+        c = corner[:, 0, 0] + self.diag_correction
+        row_sums = (K.sum(1) - rows.sum(1)) * self.keep  # over the negatives of each problem
+        squares = K.square()
+        sum_squares = squares.sum() - 2 * squares[excluded].sum((1, 2)) + corner.square().sum((1, 2))
+        total, sum_k, sum_k2 = row_sums.sum(1), k.sum(1), k.square().sum(1)
+        trace = (K.diagonal() * self.keep).sum(1) - 2 * sum_k + N * c
+        delta = sum_squares + 2 * N * sum_k2 + 2 * sum_k**2 + N**2 * c**2
+        delta += 2 * c * total - 4 * (k * row_sums).sum(1) - 4 * c * N * sum_k
+        return (delta.clamp_min(0) + 2 * self.reg * trace + self.reg**2 * N).clamp_min(0).sqrt()
+
+    def factorise(self, shift: float = 0.0, *, require_definite: bool = False) -> Factorisation:
+        """Factorise ``Delta_b + (reg + shift) I`` of every problem at once; see :func:`factorise`."""
+        return factorise(
+            self.gram,
+            self.excluded,
+            self.reg + shift,
+            diag_correction=self.diag_correction,
+            allow_indefinite=not (require_definite or self.positive_semidefinite),
+            allow_ridge=self.positive_semidefinite,
+            kernel_name=self.kernel_name,
+        )
+
+    def dense(self, b: int) -> tuple[Tensor, Tensor]:
+        """Form one problem's ``Delta + reg I`` and the candidates it is over: for tests and for looking.
+
+        Returns:
+            The matrix, shape ``(N, N)`` for N negatives, and their indices, shape ``(N,)``.
+        """
+        indices = self.keep[b].nonzero().squeeze(1)
+        p = self.positive[b]
+        k = self.gram[p, indices]
+        delta = self.gram[indices][:, indices] - k[:, None] - k[None, :] + self.gram[p, p]
+        delta += self.diag_correction[b]
+        return delta + self.reg * torch.eye(len(indices), dtype=delta.dtype, device=delta.device), indices
