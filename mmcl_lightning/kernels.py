@@ -58,7 +58,7 @@ class Kernel(abc.ABC):
         """Return ``k(x_i, x_i)`` for each row of ``x``, shape ``(n, D)`` to ``(n,)``."""
 
     def fit(self, x: Tensor) -> Kernel:
-        """Return this kernel with every parameter that depends on the data filled in from ``x`` ``(n, D)``."""
+        """Return this kernel with what depends on the data filled in from points ``x``, ``(n, D)``."""
         return self
 
 

@@ -52,7 +52,6 @@ class ContrastiveLoss(nn.Module, abc.ABC):
         self.normalize = normalize
         self.gather = gather
         self._announced = False
-        self.last_stats: dict[str, Tensor] = {}
 
     def forward(self, z0: Tensor, z1: Tensor) -> Tensor:
         """Compute the loss of a batch.
@@ -110,6 +109,11 @@ class ContrastiveLoss(nn.Module, abc.ABC):
             len(views.all[0]),
             self.negatives_per_anchor(len(views.all[0])),
         )
+
+    @property
+    @abc.abstractmethod
+    def last_stats(self) -> dict[str, Tensor]:
+        """Scalars that describe the last call, by name; empty before the first."""
 
     @abc.abstractmethod
     def negatives_per_anchor(self, images: int) -> int:

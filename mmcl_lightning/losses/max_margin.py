@@ -94,7 +94,8 @@ class MMCLLoss(ContrastiveLoss):
     @classmethod
     def reference(cls, **changes: Any) -> MMCLLoss:
         """Return the loss of the published code: one view of negatives, k(x+, x+) = 1."""
-        return cls(**({"negatives": "one", "assume_unit_diag": True} | changes))
+        options: dict[str, Any] = {"negatives": "one", "assume_unit_diag": True}
+        return cls(**(options | changes))
 
     def set_option(self, path: str, value: Any) -> None:
         """Change an option by name between steps, for schedules.
@@ -111,11 +112,12 @@ class MMCLLoss(ContrastiveLoss):
         if part in ("kernel", "solver") and name in _field_names(getattr(self, part)):
             setattr(self, part, dataclasses.replace(getattr(self, part), **{name: value}))
         elif path in ("C", "reg", "drop_at_bound"):
-            check_box(**({"C": self.C, "reg": self.reg} | ({path: value} if path != "drop_at_bound" else {})))
+            check_box(value if path == "C" else self.C, value if path == "reg" else self.reg)
             setattr(self, path, value)
         else:
             known = ["C", "reg", "drop_at_bound"]
-            known += [f"{part}.{name}" for part in ("kernel", "solver") for name in _field_names(getattr(self, part))]
+            known += [f"kernel.{name}" for name in _field_names(self.kernel)]
+            known += [f"solver.{name}" for name in _field_names(self.solver)]
             raise ConfigError(f"{path!r} is no option of this loss; there are {', '.join(known)}")
 
     def negatives_per_anchor(self, images: int) -> int:
@@ -181,10 +183,6 @@ class MMCLLoss(ContrastiveLoss):
             return {}
         return svm_stats(self.last_problem, self.last_solution)
 
-    @last_stats.setter
-    def last_stats(self, value: dict[str, Tensor]) -> None:
-        """Ignore the base class's initial value; the statistics are computed from the solution."""
-
 
 @torch.no_grad()
 def svm_stats(problem: MaxMarginDual, solution: Solution) -> dict[str, Tensor]:
@@ -199,7 +197,8 @@ def svm_stats(problem: MaxMarginDual, solution: Solution) -> dict[str, Tensor]:
         ``free_fraction``: share strictly between. ``margin``: mean over anchors of :math:`1 / \|w\|` with
         :math:`\|w\|^2 = \alpha^\top \Delta \alpha`. ``kkt_residual``: largest optimality residual.
         ``duality_gap``: mean bound on the distance from the optimal objective, relative to its size.
-        ``steps``: mean iterations. ``alpha_max``. ``negatives``: per anchor. ``retries``: failed factorisations.
+        ``steps``: mean iterations. ``alpha_max``. ``negatives``: per anchor. ``retries``: failed
+        factorisations.
     """
     alpha, N = solution.alpha, problem.negatives
     gradient = problem.gradient(alpha)

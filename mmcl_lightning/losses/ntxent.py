@@ -37,6 +37,12 @@ class NTXentLoss(ContrastiveLoss):
         if not temperature > 0:
             raise ConfigError(f"temperature must be > 0, got {temperature}")
         self.temperature = temperature
+        self._stats: dict[str, Tensor] = {}
+
+    @property
+    def last_stats(self) -> dict[str, Tensor]:
+        """Mean cosine of the positives, share of anchors nearest to their positive, negatives per anchor."""
+        return self._stats
 
     def negatives_per_anchor(self, images: int) -> int:
         """Both views of every other image."""
@@ -53,7 +59,7 @@ class NTXentLoss(ContrastiveLoss):
         loss = F.cross_entropy(logits, positive)
         with torch.no_grad():
             at_positive = logits.detach().gather(1, positive[:, None])
-            self.last_stats = {
+            self._stats = {
                 "positive_similarity": at_positive.mean() * self.temperature,
                 "contrast_top1": (logits.detach().amax(1, keepdim=True) <= at_positive).float().mean(),
                 "negatives": torch.tensor(float(self.negatives_per_anchor(images))),

@@ -158,7 +158,7 @@ def _invert(
                 return inverse.to(gram.dtype), retries, relative * scale
     raise NumericalError(
         f"K + {ridge:g} I is not positive definite for {kernel_name}, even in float64: raise reg (or the "
-        "solver's rho), use a positive semi-definite kernel such as RBF, or use ProjectedGradient with a finite C"
+        "solver's rho), use a positive semi-definite kernel such as RBF, or ProjectedGradient with a finite C"
     )
 
 

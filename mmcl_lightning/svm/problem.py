@@ -77,10 +77,8 @@ def max_margin_dual(
     excluded = torch.cat([positive[:, None], left_out], dim=1)
     if excluded.shape[1] >= len(gram):
         raise ShapeError(f"{len(gram)} candidates leave no negative when {excluded.shape[1]} are left out")
-    if assume_unit_diag:
-        correction = 1 - gram.diagonal()[positive]
-    else:
-        correction = gram.new_zeros(len(positive))
+    diagonal = gram.diagonal()[positive]
+    correction = 1 - diagonal if assume_unit_diag else torch.zeros_like(diagonal)
     return MaxMarginDual(
         gram=_centre(gram),
         excluded=excluded,
@@ -171,7 +169,7 @@ class MaxMarginDual:
         )
 
     def signed_weights(self, alpha: Tensor) -> Tensor:
-        """Weights of the candidates in the decision function, shape ``(B, n)``: alpha, and minus its sum at x+."""
+        """Weights of the candidates in the decision function, ``(B, n)``: alpha, and minus its sum at x+."""
         return alpha.scatter(1, self.positive[:, None], -alpha.sum(1, keepdim=True))
 
     def product(self, alpha: Tensor) -> Tensor:
@@ -194,7 +192,7 @@ class MaxMarginDual:
         return (alpha * self.keep).clamp_(0, self.C)
 
     def kkt_residual(self, alpha: Tensor, gradient: Tensor | None = None) -> Tensor:
-        """Largest ``|alpha - clip(alpha - gradient)|`` of each problem, shape ``(B,)``; zero at the optimum."""
+        """Largest ``|alpha - clip(alpha - gradient)|`` of each problem, ``(B,)``; zero at the optimum."""
         gradient = self.gradient(alpha) if gradient is None else gradient
         return (alpha - (alpha - gradient).clamp_(0, self.C)).abs_().amax(1)
 
@@ -210,7 +208,7 @@ class MaxMarginDual:
         return -(gradient * step + self.reg / 2 * step.square()).sum(1)
 
     def frobenius_norm(self) -> Tensor:
-        """Frobenius norm of ``Delta + reg I`` of each problem, shape ``(B,)``, without forming any of them."""
+        """Frobenius norm of ``Delta + reg I`` of each problem, shape ``(B,)``, without forming any."""
         K, N, excluded = self.gram, self.negatives, self.excluded
         rows = K[excluded]  # (B, m, n)
         corner = rows.gather(2, excluded[:, None, :].expand(-1, excluded.shape[1], -1))  # K[R, R]

@@ -17,7 +17,9 @@ class Solver(abc.ABC):
     """A way to find the dual variables. Leaves are frozen dataclasses that hold options only."""
 
     @torch.no_grad()
-    def __call__(self, problem: MaxMarginDual, *, first_row: int = 0, total_rows: int | None = None) -> Solution:
+    def __call__(
+        self, problem: MaxMarginDual, *, first_row: int = 0, total_rows: int | None = None
+    ) -> Solution:
         """Solve all problems of a batch; no gradient is recorded.
 
         Args:

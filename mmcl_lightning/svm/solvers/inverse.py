@@ -15,7 +15,9 @@ __all__ = ["Inverse"]
 
 @dataclass(frozen=True)
 class Inverse(Solver):
-    r"""Solve without the box, then clip: :math:`\alpha = \operatorname{clip}(2 (\Delta + \beta I)^{-1} \mathbf 1, 0, C)`.
+    r"""Solve without the box, then clip.
+
+    .. math:: \alpha = \operatorname{clip}(2 (\Delta + \beta I)^{-1} \mathbf 1, 0, C)
 
     One factorisation for the whole batch and no iteration. This is a point of its own, not an
     approximation of the box optimum: its objective can miss the optimum by more than its size.

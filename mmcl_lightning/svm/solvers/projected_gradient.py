@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +21,9 @@ _POWER_STEPS = 12
 
 @dataclass(frozen=True)
 class ProjectedGradient(Solver):
-    r"""Iterate :math:`\alpha \leftarrow \operatorname{clip}(\alpha - \eta ((\Delta + \beta I)\alpha - 2), 0, C)`.
+    r"""Step downhill, then back into the box.
+
+    .. math:: \alpha \leftarrow \operatorname{clip}(\alpha - \eta ((\Delta + \beta I)\alpha - 2), 0, C)
 
     Each step is one ``(B, n) x (n, n)`` product. Needs no factorisation and no definite kernel, but an
     indefinite one needs a finite C.
@@ -80,7 +83,7 @@ class ProjectedGradient(Solver):
         return cls(**(options | changes))
 
     def _solve(self, problem: MaxMarginDual, first_row: int, total_rows: int) -> Solution:
-        if not problem.positive_semidefinite and problem.C == float("inf"):
+        if not problem.positive_semidefinite and math.isinf(problem.C):
             raise ConfigError(
                 f"ProjectedGradient needs a finite C for {problem.kernel_name}, which is not positive "
                 "semi-definite: set C, or use the RBF kernel"
@@ -116,7 +119,9 @@ class ProjectedGradient(Solver):
     def _until_still(self, problem: MaxMarginDual, alpha: Tensor, step_size: Tensor) -> Solution:
         """Stop the whole batch by the published rule."""
         state, status = _State(problem, alpha, step_size, self), Status.MAX_STEPS
-        for step in range(1, self.max_steps + 1):
+        step = 0
+        while step < self.max_steps:
+            step += 1
             before = state.alpha
             state.advance()
             change = ((state.alpha - before) / (before + 1e-7)).abs().sum() / problem.keep.sum()
@@ -193,7 +198,8 @@ def _largest_eigenvalue(problem: MaxMarginDual) -> Tensor:
         value = (vector * image).sum(1, keepdim=True)
         distance = (image - value * vector).norm(dim=1)
         vector = image / image.norm(dim=1, keepdim=True).clamp_min(torch.finfo(image.dtype).tiny)
-    return value.squeeze(1) + distance
+    estimate: Tensor = value.squeeze(1) + distance
+    return estimate
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...], also: str = "") -> None:
