@@ -1,0 +1,7 @@
+"""Optimisation: LARS, learning-rate schedules per step, and parameter groups by module type."""
+
+from mmcl_lightning.optim.lars import LARS
+from mmcl_lightning.optim.param_groups import parameter_groups
+from mmcl_lightning.optim.schedules import WarmupConstant, WarmupCosine, scale_learning_rate
+
+__all__ = ["LARS", "WarmupConstant", "WarmupCosine", "parameter_groups", "scale_learning_rate"]

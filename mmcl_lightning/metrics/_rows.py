@@ -1,0 +1,47 @@
+"""Feature rows as the metrics compute with them: float32, finite, optionally of unit length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmcl_lightning.errors import NumericalError
+
+__all__ = ["float32_rows", "inverse_norms", "without_autocast"]
+
+
+def float32_rows(features: Tensor, normalize: bool, name: str) -> Tensor:
+    """Return features ``(N, F)`` in float32, each row of unit length if asked; a zero row stays zero.
+
+    Raises:
+        NumericalError: If a feature is not finite.
+    """
+    rows = features.float()
+    scale = inverse_norms(rows, name)
+    return rows * scale.unsqueeze(1) if normalize else rows
+
+
+def inverse_norms(features: Tensor, name: str, chunk_size: int = 8192) -> Tensor:
+    """Return the factors ``(N,)`` that bring rows to unit length, in float32, without a copy of the whole.
+
+    Raises:
+        NumericalError: If a feature is not finite.
+    """
+    norms = torch.empty(len(features), device=features.device)
+    for start in range(0, len(features), chunk_size):
+        stop = start + chunk_size
+        norms[start:stop] = torch.linalg.vector_norm(features[start:stop].float(), dim=1)
+    # A norm is finite only if its row is: one check of N numbers instead of N * F.
+    if not bool(torch.isfinite(norms).all()):
+        bad = int((~torch.isfinite(norms)).sum())
+        raise NumericalError(
+            f"{bad} of {len(norms)} rows of the {name} features hold NaN, infinity or a value too large for "
+            f"float32. The network has probably diverged: check the loss and the learning rate."
+        )
+    # 1e-12 as torch's normalize: below it, the squares in the norm have long underflowed.
+    return norms.clamp_min(1e-12).reciprocal()
+
+
+def without_autocast(device: torch.device) -> torch.autocast:
+    """Return a context in which products stay float32, whatever precision the training runs in."""
+    return torch.autocast(device.type, enabled=False)

@@ -1,0 +1,139 @@
+"""Learning-rate schedules, one step per optimiser step, and scaling of the rate with the batch size."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mmcl_lightning.errors import ConfigError
+
+__all__ = ["WarmupConstant", "WarmupCosine", "scale_learning_rate"]
+
+
+class WarmupConstant(LRScheduler):
+    """Linear warm-up over ``warmup_steps`` steps, then the optimiser's learning rate.
+
+    Step s uses ``lr * min(1, (s + 1) / (warmup_steps + 1))``: the first step already moves. Call
+    ``step()`` after every optimiser step (Lightning: ``interval="step"``).
+
+    Args:
+        optimizer: Its groups' ``lr`` are the rates after the warm-up.
+        warmup_steps: Optimiser steps of warm-up, >= 0; 0 gives a constant rate.
+        last_epoch: Last step already done; -1 starts afresh (torch's name, the unit is steps).
+
+    Raises:
+        ConfigError: If ``warmup_steps`` is negative or not a whole number.
+    """
+
+    _horizon: tuple[str, ...] = ("warmup_steps",)
+
+    def __init__(self, optimizer: Optimizer, warmup_steps: int = 0, last_epoch: int = -1) -> None:
+        self.warmup_steps = _whole("warmup_steps", warmup_steps, minimum=0)
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Return the rate of each parameter group at the current step."""
+        return [self._rate(float(base_lr), self.last_epoch) for base_lr in self.base_lrs]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue a saved schedule; lengths that differ from the saved ones are named in a warning.
+
+        Args:
+            state_dict: What ``state_dict()`` of the same class gave.
+        """
+        for name in self._horizon:
+            saved, given = state_dict.get(name), getattr(self, name)
+            if saved != given:
+                warnings.warn(
+                    f"{type(self).__name__} continues with {name}={saved} of the checkpoint, not {given}: "
+                    f"a resumed schedule keeps its length. Start a new run from the weights to change it.",
+                    stacklevel=2,
+                )
+        super().load_state_dict(state_dict)
+
+    def _rate(self, base_lr: float, step: int) -> float:
+        return base_lr * min(1.0, (step + 1) / (self.warmup_steps + 1))
+
+
+class WarmupCosine(WarmupConstant):
+    r"""Linear warm-up over w steps, then half a cosine down to ``final_lr`` at step T.
+
+    Step s uses :math:`lr (s+1)/(w+1)` for s <= w, then with :math:`f` = ``final_lr``
+    :math:`f + (lr - f) (1 + \cos(\pi (s-w)/(T-w)))/2`, and f from T on. So step 0 uses lr/(w+1) and step w
+    exactly lr. Source: the published code of MMCL (there w = T/10, f = 0), written in closed form, so a
+    resumed run has the same rates to the last bit.
+
+    Args:
+        optimizer: Its groups' ``lr`` are the rates at the end of the warm-up.
+        warmup_steps: w, optimiser steps of warm-up, 0 <= w <= T.
+        total_steps: T, optimiser steps of the whole run (after gradient accumulation).
+        final_lr: Rate at the end, >= 0, the same for every group.
+        last_epoch: Last step already done; -1 starts afresh (torch's name, the unit is steps).
+
+    Raises:
+        ConfigError: If a length is not a whole number in its range, or ``final_lr`` is negative.
+    """
+
+    _horizon = ("warmup_steps", "total_steps")
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        warmup_steps: int,
+        total_steps: int,
+        final_lr: float = 0.0,
+        last_epoch: int = -1,
+    ) -> None:
+        self.total_steps = _whole("total_steps", total_steps, minimum=1)
+        if warmup_steps > total_steps:
+            raise ConfigError(f"warmup_steps={warmup_steps} exceeds total_steps={total_steps}.")
+        if not (math.isfinite(final_lr) and final_lr >= 0):
+            raise ConfigError(f"final_lr must be a finite number >= 0, got {final_lr}.")
+        self.final_lr = final_lr
+        super().__init__(optimizer, warmup_steps, last_epoch)
+
+    def _rate(self, base_lr: float, step: int) -> float:
+        if step >= self.total_steps:
+            return self.final_lr
+        if step <= self.warmup_steps:
+            return super()._rate(base_lr, step)
+        progress = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        return self.final_lr + (base_lr - self.final_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def scale_learning_rate(
+    lr: float, batch_size: int, rule: Literal["sqrt", "linear", "none"] = "none"
+) -> float:
+    """Return the learning rate for a batch size by one of SimCLR's rules (Chen et al. 2020, appendix B.1).
+
+    Args:
+        lr: Base rate. SimCLR's are 0.3 for ``"linear"`` and 0.075 for ``"sqrt"``.
+        batch_size: Images per optimiser step, over all devices and accumulated batches.
+        rule: ``"linear"``: ``lr * batch_size / 256``. ``"sqrt"``: ``lr * sqrt(batch_size)``, not divided
+            by 16: MMCL's 1.2 is 0.075 * sqrt(256). ``"none"``: ``lr``.
+
+    Example:
+        >>> scale_learning_rate(0.075, 256, "sqrt"), scale_learning_rate(0.3, 512, "linear")
+        (1.2, 0.6)
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, got {batch_size}.")
+    factors = {"linear": batch_size / 256, "sqrt": math.sqrt(batch_size), "none": 1.0}
+    if rule not in factors:
+        raise ConfigError(f"Unknown scaling rule {rule!r}; choose from {sorted(factors)}.")
+    return lr * factors[rule]
+
+
+def _whole(name: str, value: float, minimum: int) -> int:
+    # Lightning's estimated_stepping_batches is infinite for a run without an end.
+    if not math.isfinite(value) or value != int(value) or value < minimum:
+        raise ConfigError(
+            f"{name} must be a whole number >= {minimum}, got {value}. "
+            f"A run without an end (max_epochs=-1) has no length to schedule over."
+        )
+    return int(value)
