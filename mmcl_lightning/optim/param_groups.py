@@ -63,8 +63,11 @@ def parameter_groups(
     return groups
 
 
-def _group(name: str, params: list[nn.Parameter], weight_decay: float, lars_exclude: bool) -> dict[str, Any]:
-    return {"name": name, "params": params, "weight_decay": weight_decay, "lars_exclude": lars_exclude}
+def _group(
+    name: str, params: list[nn.Parameter], weight_decay: float | None, lars_exclude: bool
+) -> dict[str, Any]:
+    group: dict[str, Any] = {"name": name, "params": params, "lars_exclude": lars_exclude}
+    return group if weight_decay is None else group | {"weight_decay": weight_decay}
 
 
 def _undecayed(root: nn.Module) -> Iterator[nn.Parameter]:

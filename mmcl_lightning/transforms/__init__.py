@@ -1,0 +1,18 @@
+"""Augmentations and evaluation transforms, from PIL image to float32 tensor, on the CPU."""
+
+from __future__ import annotations
+
+from mmcl_lightning.transforms.base import ImageTransform, MultiView
+from mmcl_lightning.transforms.blur import SquareGaussianBlur
+from mmcl_lightning.transforms.evaluation import EvalTransform
+from mmcl_lightning.transforms.simclr import CIFAR_MEAN, CIFAR_STD, SimCLRTransform
+
+__all__ = [
+    "CIFAR_MEAN",
+    "CIFAR_STD",
+    "EvalTransform",
+    "ImageTransform",
+    "MultiView",
+    "SimCLRTransform",
+    "SquareGaussianBlur",
+]

@@ -1,0 +1,137 @@
+"""The callback that logs, schedules and guards the SVM solver of a module."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.losses import MMCLLoss
+from mmcl_lightning.svm import Status
+
+__all__ = ["SVMSolverCallback"]
+
+log = logging.getLogger(__name__)
+
+
+class SVMSolverCallback(Callback):
+    """Log what the SVMs found, change their options by epoch, and say when a solve goes wrong.
+
+    :class:`~mmcl_lightning.modules.MMCL` brings one by itself; add it by hand to any LightningModule whose
+    ``criterion`` is an :class:`~mmcl_lightning.losses.MMCLLoss`.
+
+    Args:
+        schedule: Options of the loss by epoch, counted from 1, each in force from that epoch on, e.g.
+            ``{"C": {1: inf, 26: 10.0}}``; names as in :meth:`MMCLLoss.set_option`.
+        log_histogram: Write the histogram of alpha to TensorBoard at the end of every epoch.
+
+    Reads:
+        ``pl_module.criterion``.
+
+    Writes:
+        Every ``log_every_n_steps``: ``svm/sv_fraction``, ``svm/bound_fraction``, ``svm/margin``,
+        ``svm/kkt_residual``, ``svm/duality_gap``, ``svm/steps``. Every epoch: ``svm/alpha`` (histogram)
+        and the scheduled options as ``svm/NAME``.
+
+    Raises:
+        ConfigError: If the schedule names an option that does not exist, or an epoch < 1.
+    """
+
+    _LOGGED = ("sv_fraction", "bound_fraction", "margin", "kkt_residual", "duality_gap", "steps")
+
+    def __init__(
+        self, schedule: dict[str, dict[int, float]] | None = None, log_histogram: bool = True
+    ) -> None:
+        self.schedule = {
+            name: {int(k): v for k, v in changes.items()} for name, changes in (schedule or {}).items()
+        }
+        self.log_histogram = log_histogram
+        self.retries = 0
+        self._warned: set[Status] = set()
+        for name, changes in self.schedule.items():
+            if not changes or min(changes) < 1:
+                raise ConfigError(f"schedule of {name!r}: epochs count from 1, got {sorted(changes)}")
+
+    def check(self, criterion: MMCLLoss) -> None:
+        """Raise :class:`ConfigError` now if the schedule would fail in some later epoch."""
+        before = (criterion.kernel, criterion.solver, criterion.C, criterion.reg, criterion.drop_at_bound)
+        for name, changes in self.schedule.items():
+            for value in changes.values():
+                criterion.set_option(name, value)
+        criterion.kernel, criterion.solver, criterion.C, criterion.reg, criterion.drop_at_bound = before
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the options of this epoch in force."""
+        epoch = trainer.current_epoch + 1
+        for name, changes in self.schedule.items():
+            reached = [start for start in changes if start <= epoch]
+            if reached:
+                value = changes[max(reached)]
+                self._criterion(pl_module).set_option(name, value)
+                self._log_scalar(trainer, f"svm/{name.rpartition('.')[2]}", value)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the statistics of the step, and warn about a solve that went wrong."""
+        criterion = self._criterion(pl_module)
+        solution, problem = criterion.last_solution, criterion.last_problem
+        if solution is None or problem is None:
+            return
+        if trainer.global_step == 1:
+            rank_zero_info(f"MMCL: {problem.negatives} negatives per anchor, {problem.B} anchors per process")
+        if solution.retries:
+            self.retries += solution.retries
+            self._warn_once(
+                Status.STALLED,
+                f"a kernel matrix could not be factorised at step {trainer.global_step} and was retried "
+                f"({solution.retries} times, ridge + {solution.extra_ridge:g}); svm/retries counts on",
+            )
+        if solution.status is Status.MAX_STEPS:
+            self._warn_once(solution.status, f"SVM solver, step {trainer.global_step}: {solution.status.value}")
+        if (trainer.global_step - 1) % trainer.log_every_n_steps == 0:
+            stats = criterion.last_stats
+            self.log_dict({f"svm/{name}": stats[name] for name in self._LOGGED}, on_step=True)
+            self.log("svm/retries", float(self.retries), on_step=True)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the histogram of the last step's alpha."""
+        solution = self._criterion(pl_module).last_solution
+        if self.log_histogram and solution is not None and trainer.is_global_zero:
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    support = solution.alpha[solution.alpha > 0]
+                    if len(support):
+                        logger.experiment.add_histogram("svm/alpha", support, trainer.global_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the count of retries, which goes on after a resume."""
+        return {"retries": self.retries}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the count of retries."""
+        self.retries = state_dict["retries"]
+
+    def _warn_once(self, key: Status, message: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            rank_zero_warn(message)
+
+    @staticmethod
+    def _log_scalar(trainer: Trainer, name: str, value: float) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics({name: value}, step=trainer.global_step)
+
+    @staticmethod
+    def _criterion(pl_module: LightningModule) -> MMCLLoss:
+        criterion = getattr(pl_module, "criterion", None)
+        if not isinstance(criterion, MMCLLoss):
+            raise ConfigError(
+                f"SVMSolverCallback needs a module whose criterion is an MMCLLoss; {type(pl_module).__name__} "
+                f"has {type(criterion).__name__}"
+            )
+        return criterion

@@ -1,0 +1,256 @@
+"""What every data module shares: options, checks, loaders."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from mmcl_lightning.datamodules.loading import EpochSampler, EvalDataset, ResumableDataLoader, ViewDataset
+from mmcl_lightning.datamodules.sources import ImageSource, take_subset
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.transforms import ImageTransform, MultiView
+
+__all__ = ["SSLDataModule", "Splits"]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The images of a data set by their use.
+
+    Attributes:
+        pretrain: Images of the contrastive training, labelled or not.
+        heldout: Images of the validation loss, or None where nothing is held out.
+        bank: Labelled images that the k-NN readout votes with, or None without labels.
+        query: Labelled images that it classifies, or None without labels.
+    """
+
+    pretrain: ImageSource
+    heldout: ImageSource | None
+    bank: ImageSource | None
+    query: ImageSource | None
+
+
+class SSLDataModule(LightningDataModule):
+    """Loaders for contrastive training, the k-NN readout and prediction over one data set.
+
+    A subclass says which images there are (:meth:`load_splits`), which transforms it uses by default
+    (:meth:`default_train_transform`, :meth:`default_eval_transform`) and which classes there are.
+
+    Batch:
+        ``train_dataloader`` and ``val_dataloader``: ``(views, targets)`` with views a list of two float32
+        tensors ``(B, 3, H, W)``, in [0, 1] or normalised as the transform says, and targets int64
+        ``(B,)``, -1 = unlabelled. ``knn_dataloaders`` and ``predict_dataloader``: ``(image, target)``,
+        float32 ``(B, 3, H, W)`` and int64 ``(B,)``, in the order of the data set.
+
+    Order and augmentations depend on (seed, epoch, position of the image) alone; see ``loading.py``.
+
+    Args:
+        batch_size: Images per step and per device, at least 2 (each image's negatives are the others).
+        eval_batch_size: Images per step of readout and prediction, per device.
+        num_workers: Worker processes per loader; 0 loads in the main process.
+        train_subset: Use this many training images, chosen by ``seed``, equally many of each class
+            where all are labelled. None uses all.
+        test_subset: The same for the held-out images.
+        predict_split: Images of ``predict_dataloader``: ``"test"``, or ``"train"`` (the labelled training
+            images, or the unlabelled ones where none is labelled).
+        seed: Order, augmentations and subsets are functions of it.
+        train_transform: Augmentation of one view, or a MultiView; None for the data set's own.
+        eval_transform: Transform of readout and prediction; None for the data set's own.
+
+    Raises:
+        ConfigError: If an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 256,
+        eval_batch_size: int = 512,
+        num_workers: int = 2,
+        train_subset: int | None = None,
+        test_subset: int | None = None,
+        predict_split: Literal["train", "test"] = "test",
+        seed: int = 0,
+        train_transform: ImageTransform | nn.Module | None = None,
+        eval_transform: ImageTransform | nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        if batch_size < 2:
+            raise ConfigError(
+                f"batch_size must be at least 2, since a contrast needs two images; got {batch_size}"
+            )
+        for name, value, low in (
+            ("eval_batch_size", eval_batch_size, 1),
+            ("num_workers", num_workers, 0),
+            ("train_subset", train_subset, 2),
+            ("test_subset", test_subset, 1),
+            ("seed", seed, 0),
+        ):
+            if value is not None and value < low:
+                raise ConfigError(f"{name} must be at least {low}, got {value}")
+        if predict_split not in ("train", "test"):
+            raise ConfigError(f"predict_split must be 'train' or 'test', got {predict_split!r}")
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.num_workers = num_workers
+        self.train_subset = train_subset
+        self.test_subset = test_subset
+        self.predict_split = predict_split
+        self.seed = seed
+        self.train_transform = train_transform
+        self.eval_transform = eval_transform
+        self._splits: Splits | None = None
+
+    @property
+    @abstractmethod
+    def class_names(self) -> list[str] | None:
+        """Names of the classes in the order of their indices, or None without labels."""
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes, or None without labels."""
+        return None if self.class_names is None else len(self.class_names)
+
+    @abstractmethod
+    def load_splits(self) -> Splits:
+        """Open the data set; subsets are taken by the caller."""
+
+    @abstractmethod
+    def default_train_transform(self) -> ImageTransform:
+        """Return the augmentation of one view."""
+
+    @abstractmethod
+    def default_eval_transform(self) -> ImageTransform:
+        """Return the transform of readout and prediction."""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the data set once, whatever the stage."""
+        self.splits  # noqa: B018
+
+    @property
+    def splits(self) -> Splits:
+        """The images by their use, reduced to the subsets; opened on first access."""
+        if self._splits is None:
+            full = self.load_splits()
+            self._splits = Splits(
+                pretrain=take_subset(full.pretrain, self.train_subset, self.seed, "train_subset"),
+                heldout=self._reduce_test(full.heldout),
+                bank=self._reduce_bank(full),
+                query=self._reduce_test(full.query),
+            )
+        return self._splits
+
+    def train_dataloader(self) -> ResumableDataLoader:
+        """Two views of the training images in a new order every epoch; the last partial batch is dropped.
+
+        Raises:
+            ConfigError: If one batch over all devices needs more images than there are.
+        """
+        source = self.splits.pretrain
+        needed = self.batch_size * self._world_size
+        if needed > len(source):
+            devices = f" on each of {self._world_size} devices" if self._world_size > 1 else ""
+            raise ConfigError(
+                f"batch_size is {self.batch_size}{devices}, but there are only {len(source)} training images;"
+                f" set batch_size to {len(source) // self._world_size} or less"
+            )
+        dataset = self._view_dataset(source)
+        sampler = EpochSampler(dataset, self._world_size, self._rank, seed=self.seed)
+        return ResumableDataLoader(
+            dataset=dataset,
+            batch_size=self.batch_size,
+            sampler=sampler,
+            drop_last=True,
+            persistent_workers=self.num_workers > 0,
+            **self._loader_options(),
+        )
+
+    def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """Two views of held-out images, the same in every epoch; an empty list where none is held out.
+
+        Batches are smaller than ``batch_size`` only where fewer images are held out.
+        """
+        source = self.splits.heldout
+        batch_size = 0 if source is None else min(self.batch_size, len(source) // self._world_size)
+        if source is None or batch_size < 2:
+            return []
+        dataset = self._view_dataset(source)
+        sampler = EpochSampler(
+            dataset, self._world_size, self._rank, shuffle=False, seed=self.seed, fixed_epoch=True
+        )
+        return DataLoader(
+            dataset=dataset, batch_size=batch_size, sampler=sampler, drop_last=True, **self._loader_options()
+        )
+
+    def knn_dataloaders(self) -> tuple[DataLoader[Any], DataLoader[Any]] | None:
+        """Bank and query of the k-NN readout, or None without labels (the readout then switches off)."""
+        bank, query = self.splits.bank, self.splits.query
+        if bank is None or query is None:
+            return None
+        return self._eval_loader(bank), self._eval_loader(query)
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Images of ``predict_split`` under the evaluation transform.
+
+        Raises:
+            ConfigError: If nothing is held out and ``predict_split`` is ``"test"``.
+        """
+        splits = self.splits
+        if self.predict_split == "train":
+            return self._eval_loader(splits.pretrain if splits.bank is None else splits.bank)
+        source = splits.heldout if splits.query is None else splits.query
+        if source is None:
+            raise ConfigError(
+                "predict_split is 'test', but no image is held out; set predict_split to 'train'"
+            )
+        return self._eval_loader(source)
+
+    def _reduce_test(self, source: ImageSource | None) -> ImageSource | None:
+        if source is None:
+            return None
+        return take_subset(source, self.test_subset, self.seed + 1, "test_subset")
+
+    def _reduce_bank(self, full: Splits) -> ImageSource | None:
+        bank, size = full.bank, self.train_subset
+        if bank is None or size is None:
+            return bank
+        # The bank may hold fewer images than the training (STL-10): then it stays whole.
+        return take_subset(bank, min(size, len(bank)), self.seed, "train_subset")
+
+    def _view_dataset(self, source: ImageSource) -> ViewDataset:
+        transform: Any = self.train_transform
+        if transform is None:
+            transform = self.default_train_transform()
+        views = transform if isinstance(transform, MultiView) else MultiView(transform)
+        return ViewDataset(source, views, self.seed)
+
+    def _eval_loader(self, source: ImageSource) -> DataLoader[Any]:
+        transform: Any = self.eval_transform
+        if transform is None:
+            transform = self.default_eval_transform()
+        dataset: Dataset[Any] = EvalDataset(source, transform)
+        return DataLoader(
+            dataset=dataset, batch_size=self.eval_batch_size, shuffle=False, **self._loader_options()
+        )
+
+    def _loader_options(self) -> dict[str, Any]:
+        # Keywords throughout the loaders: Lightning builds them again for predict, by keyword.
+        # An own generator: a loader otherwise draws its base seed from the global random state.
+        return {
+            "num_workers": self.num_workers,
+            "pin_memory": torch.cuda.is_available(),
+            "generator": torch.Generator().manual_seed(self.seed),
+        }
+
+    @property
+    def _world_size(self) -> int:
+        return self.trainer.world_size if self.trainer is not None else 1
+
+    @property
+    def _rank(self) -> int:
+        return self.trainer.global_rank if self.trainer is not None else 0

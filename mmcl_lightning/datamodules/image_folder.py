@@ -1,0 +1,132 @@
+"""Any folder of images, with or without labels."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from mmcl_lightning.datamodules.base import Splits, SSLDataModule
+from mmcl_lightning.datamodules.image_files import ImageTree, cache_images, scan_tree
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform
+
+__all__ = ["ImageFolderDataModule"]
+
+_SMALL_IMAGE = 96  # pixels; up to here the recipe for small images (A2) is used
+
+
+class ImageFolderDataModule(SSLDataModule):
+    """Images from a folder of your own.
+
+    ``root`` holds one of
+
+    * ``train/CLASS/...`` and ``test/CLASS/...`` (or ``val``, or ``validation``), images at any depth;
+    * ``CLASS/...`` alone: the seeded fraction ``holdout`` of each class becomes the test images;
+    * images alone, directly in ``root`` or in ``root/train``: they are unlabelled, targets are -1,
+      ``num_classes`` is None and ``knn_dataloaders()`` returns None, which switches the readout off. The
+      fraction ``holdout`` gives the validation loss and is not trained on.
+
+    The default augmentation is recipe A2 up to an ``image_size`` of 96 pixels and A1 above, the default
+    evaluation a centre crop of ``image_size`` pixels out of the image with ``eval_resize`` as short side.
+
+    Batch:
+        ``(views, targets)``, views two float32 tensors ``(B, 3, image_size, image_size)``, in [0, 1]
+        unless mean and std are set; targets int64.
+
+    Args:
+        root: The folder.
+        image_size: Height and width of a view and of an evaluation image, in pixels.
+        eval_resize: Short side before the evaluation crop in pixels (256 for ImageNet at 224), None for
+            ``image_size``.
+        mean: Per-channel mean in units of [0, 1], or None.
+        std: Per-channel standard deviation, or None.
+        holdout: Fraction held out where the folder has no test images, 0 <= holdout < 1.
+        cache: Decode all images once and keep them in memory (at most 4 GiB, uint8), shared with the
+            workers. Worth it for many epochs over small images.
+        batch_size: Images per step and per device, at least 2.
+        eval_batch_size: Images per step of readout and prediction, per device.
+        num_workers: Worker processes per loader; 0 loads in the main process.
+        train_subset: Use this many training images, equally many of each class where all are labelled.
+        test_subset: The same for the test images.
+        predict_split: Images of ``predict_dataloader``, ``"train"`` or ``"test"``.
+        seed: Order, augmentations and subsets are functions of it.
+        train_transform: Augmentation of one view, or a MultiView; None for the recipe for the image's size.
+        eval_transform: Transform of readout and prediction; None for the centre crop.
+
+    Raises:
+        ConfigError: If an option is out of its range, or the cache would grow too large.
+        DataError: If the folder is missing or holds no image; on reading, if an image is damaged.
+    """
+
+    def __init__(
+        self,
+        root: str = "data",
+        image_size: int = 224,
+        eval_resize: int | None = None,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
+        holdout: float = 0.1,
+        cache: bool = False,
+        batch_size: int = 256,
+        eval_batch_size: int = 512,
+        num_workers: int = 2,
+        train_subset: int | None = None,
+        test_subset: int | None = None,
+        predict_split: Literal["train", "test"] = "test",
+        seed: int = 0,
+        train_transform: ImageTransform | nn.Module | None = None,
+        eval_transform: ImageTransform | nn.Module | None = None,
+    ) -> None:
+        super().__init__(
+            batch_size, eval_batch_size, num_workers, train_subset, test_subset, predict_split, seed,
+            train_transform, eval_transform,
+        )  # fmt: skip
+        if image_size < 1:
+            raise ConfigError(f"image_size must be at least 1 pixel, got {image_size}")
+        if not 0.0 <= holdout < 1.0:
+            raise ConfigError(f"holdout is a fraction, 0 <= holdout < 1, got {holdout}")
+        self.root = root
+        self.image_size = image_size
+        self.eval_resize = eval_resize
+        self.mean = mean
+        self.std = std
+        self.holdout = holdout
+        self.cache = cache
+        self._tree: ImageTree | None = None
+        self.default_train_transform()  # a wrong mean, std or size shows before the folder is read
+        self.default_eval_transform()
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the class folders, sorted, or None without labels; looks into the folder."""
+        return self._scan().class_names
+
+    def load_splits(self) -> Splits:
+        """List the files, and decode them if they are cached."""
+        tree = self._scan()
+        train, test = tree.train, tree.test
+        if self.cache:
+            train, test = cache_images(train), None if test is None else cache_images(test)
+        labelled = tree.class_names is not None
+        return Splits(
+            pretrain=train,
+            heldout=test,
+            bank=train if labelled and test is not None else None,
+            query=test if labelled else None,
+        )
+
+    def default_train_transform(self) -> ImageTransform:
+        """Return recipe A2 up to 96 pixels and A1 above, with the mean and std of the options."""
+        small = self.image_size <= _SMALL_IMAGE
+        preset = SimCLRTransform.cifar if small else SimCLRTransform.imagenet
+        return preset(self.image_size, mean=self.mean, std=self.std)
+
+    def default_eval_transform(self) -> ImageTransform:
+        """Return the centre crop of ``image_size`` pixels."""
+        return EvalTransform.imagenet(self.image_size, self.eval_resize, self.mean, self.std)
+
+    def _scan(self) -> ImageTree:
+        if self._tree is None:
+            self._tree = scan_tree(self.root, self.holdout, self.seed)
+        return self._tree

@@ -1,0 +1,176 @@
+"""Deterministic, resumable loading: which image comes when, and with which random numbers.
+
+Every view is a function of (seed, epoch, position of the image, number of the view) alone: not of the
+number of workers, of the ranks, of the global random state, or of an interruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from mmcl_lightning.datamodules.sources import ImageSource
+
+__all__ = ["EpochSampler", "EvalDataset", "ResumableDataLoader", "ViewDataset", "mix_seed"]
+
+_MASK = 2**64 - 1
+
+
+def mix_seed(*values: int) -> int:
+    """Mix integers into one seed of 32 bits, as far as torch's CPU generator reads one.
+
+    Each value goes through the finaliser of SplitMix64 (Steele et al., OOPSLA 2014), so that neighbouring
+    seeds, epochs and positions give unrelated streams; a plain sum would give seed 1 in epoch 0 the
+    order of seed 0 in epoch 1.
+    """
+    state = 0
+    for value in values:
+        state = (state + value + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state >> 32
+
+
+class EpochSampler(DistributedSampler[Any]):
+    """Yields ``(epoch, position)`` keys, the same images for any number of ranks.
+
+    Global batch t holds the same images whether one process loads it or several share it. A subclass of
+    torch's DistributedSampler, so that Lightning keeps it and calls :meth:`set_epoch`.
+
+    Args:
+        dataset: Anything with a length.
+        num_replicas: Number of processes.
+        rank: This process, 0 to ``num_replicas - 1``.
+        shuffle: A new order in every epoch; otherwise the order of the data set.
+        seed: The order is a function of the seed and the epoch.
+        fixed_epoch: Stay in epoch 0 whatever :meth:`set_epoch` says, for comparable validations.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        num_replicas: int = 1,
+        rank: int = 0,
+        shuffle: bool = True,
+        seed: int = 0,
+        fixed_epoch: bool = False,
+    ) -> None:
+        # drop_last: padding would show some images twice in an epoch, as their own negatives.
+        super().__init__(dataset, num_replicas, rank, shuffle=shuffle, seed=seed, drop_last=True)
+        self.fixed_epoch = fixed_epoch
+        self.skip = 0
+        """Samples of this rank to leave out at the start of the next pass; a resumed loader sets it."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the passes that start from now on."""
+        self.epoch = 0 if self.fixed_epoch else epoch
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        epoch, length = self.epoch, len(self.dataset)  # type: ignore[arg-type]
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
+            order = torch.randperm(length, generator=generator).tolist()
+        else:
+            order = list(range(length))
+        mine = order[self.rank : self.total_size : self.num_replicas]
+        return iter([(epoch, position) for position in mine[self.skip :]])
+
+
+class ViewDataset(Dataset[Any]):
+    """Augmented images under ``(epoch, position)`` keys: ``(list of (3, H, W) float32, target)``.
+
+    Args:
+        source: The images.
+        transform: From PIL image to a list of views. It may draw from torch's generator, and only there:
+            numbers from ``random`` or NumPy are not reproduced.
+        seed: The augmentations are a function of the seed, the epoch and the position.
+    """
+
+    def __init__(
+        self, source: ImageSource, transform: Callable[[Image.Image], list[Tensor]], seed: int
+    ) -> None:
+        self.source = source
+        self.transform = transform
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, key: tuple[int, int] | int) -> tuple[list[Tensor], int]:
+        # A plain position comes from a foreign sampler, such as the one of Trainer(overfit_batches=...).
+        epoch, position = key if isinstance(key, tuple) else (0, key)
+        image, target = self.source[position]
+        # Only the CPU generator: torch.manual_seed would also reset the GPU's in the main process.
+        generator = torch.default_generator
+        state = generator.get_state()
+        generator.manual_seed(mix_seed(self.seed, epoch, position))
+        try:
+            return self.transform(image), target
+        finally:
+            generator.set_state(state)
+
+
+class EvalDataset(Dataset[Any]):
+    """Images under the evaluation transform: ``((3, H, W) float32, target)``.
+
+    Args:
+        source: The images.
+        transform: From PIL image to tensor, without randomness.
+    """
+
+    def __init__(self, source: ImageSource, transform: Callable[[Image.Image], Tensor]) -> None:
+        self.source = source
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, target = self.source[index]
+        return self.transform(image), target
+
+
+class ResumableDataLoader(DataLoader[Any]):
+    """A DataLoader that continues an interrupted epoch with the next batch.
+
+    It counts the batches that it handed out, not those that workers prepared ahead. Lightning saves
+    :meth:`state_dict` in its checkpoints and restores it for a checkpoint from within an epoch. Batches
+    that were seen are skipped in the sampler, so no image of theirs is loaded. The length stays that of
+    a full epoch, because Lightning adds the batches that it remembers.
+    """
+
+    # Class attributes, not __init__: Lightning builds loaders again from DataLoader's own arguments.
+    _epoch = 0
+    _delivered = 0
+    _pending: tuple[int, int] | None = None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Iterate over the rest of an interrupted epoch, or over a whole one."""
+        # A generator, so that nothing happens before the first batch is asked for: Lightning calls iter()
+        # before set_epoch(), and eager workers would prepare batches of the wrong epoch after a resume.
+        sampler = self.sampler
+        epoch = sampler.epoch if isinstance(sampler, EpochSampler) else 0
+        pending, self._pending = self._pending, None
+        skip = pending[1] if pending is not None and pending[0] == epoch else 0
+        if isinstance(sampler, EpochSampler):
+            sampler.skip = skip * (self.batch_size or 1)
+        self._epoch, self._delivered = epoch, skip
+        for batch in super().__iter__():
+            self._delivered += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch and the number of batches handed out in it."""
+        epoch, batches = self._pending or (self._epoch, self._delivered)
+        return {"epoch": epoch, "batches": batches}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Continue after ``state_dict["batches"]`` batches if the next pass is in the same epoch."""
+        self._pending = (state_dict["epoch"], state_dict["batches"])

@@ -1,0 +1,105 @@
+"""Rendered silhouettes: a synthetic data set that needs no download."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from mmcl_lightning.datamodules.base import Splits, SSLDataModule
+from mmcl_lightning.datamodules.rendering import SHAPES, render_shapes
+from mmcl_lightning.datamodules.sources import ArraySource
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform
+
+__all__ = ["ShapesDataModule"]
+
+
+class ShapesDataModule(SSLDataModule):
+    """Ten silhouettes rendered on the spot: SYNTHETIC data for demos and tests, not a benchmark.
+
+    Every image shows one silhouette in random colours, position, size and rotation on a gradient with
+    blobs and noise. Numbers on it say that a method and its wiring work; they say nothing about photos.
+    Test images come from another seed than training images.
+
+    Batch:
+        ``(views, targets)``, views two float32 tensors ``(B, 3, image_size, image_size)`` in [0, 1];
+        targets int64.
+
+    Args:
+        train_size: Number of training images.
+        test_size: Number of test images.
+        image_size: Height and width in pixels.
+        root: Ignored: nothing is read. Present so that a config can switch data sets.
+        download: Ignored as well.
+        batch_size: Images per step and per device, at least 2.
+        eval_batch_size: Images per step of readout and prediction, per device.
+        num_workers: Worker processes per loader; 0 loads in the main process.
+        train_subset: Use this many training images, equally many of each class where all are labelled.
+        test_subset: The same for the test images.
+        predict_split: Images of ``predict_dataloader``, ``"train"`` or ``"test"``.
+        seed: Order, augmentations and subsets are functions of it.
+        train_transform: Augmentation of one view, or a MultiView; None for a recipe of its own.
+        eval_transform: Transform of readout and prediction; None for [0, 1] as rendered.
+
+    Raises:
+        ConfigError: If an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        train_size: int = 5000,
+        test_size: int = 1000,
+        image_size: int = 32,
+        root: str | None = None,
+        download: bool = False,
+        batch_size: int = 256,
+        eval_batch_size: int = 512,
+        num_workers: int = 2,
+        train_subset: int | None = None,
+        test_subset: int | None = None,
+        predict_split: Literal["train", "test"] = "test",
+        seed: int = 0,
+        train_transform: ImageTransform | nn.Module | None = None,
+        eval_transform: ImageTransform | nn.Module | None = None,
+    ) -> None:
+        super().__init__(
+            batch_size, eval_batch_size, num_workers, train_subset, test_subset, predict_split, seed,
+            train_transform, eval_transform,
+        )  # fmt: skip
+        for name, value, low in (("train_size", train_size, 2), ("test_size", test_size, 1)):
+            if value < low:
+                raise ConfigError(f"{name} must be at least {low}, got {value}")
+        if image_size < 8:
+            raise ConfigError(f"image_size must be at least 8 pixels to show a shape, got {image_size}")
+        self.train_size = train_size
+        self.test_size = test_size
+        self.image_size = image_size
+        self.root = root
+        self.download = download
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the silhouettes in the order of their indices."""
+        return list(SHAPES)
+
+    def load_splits(self) -> Splits:
+        """Render the images, a few seconds for the default numbers."""
+        train = ArraySource(*render_shapes(self.train_size, self.image_size, seed=2 * self.seed))
+        test = ArraySource(*render_shapes(self.test_size, self.image_size, seed=2 * self.seed + 1))
+        return Splits(pretrain=train, heldout=test, bank=train, query=test)
+
+    def default_train_transform(self) -> ImageTransform:
+        """Return crops that keep most of the shape, with any hue and often none.
+
+        Colours tell images apart but not classes, so the jitter keeps them from being what two views
+        share. Brightness and contrast change less: shapes that fade out teach nothing.
+        """
+        return SimCLRTransform(
+            self.image_size, crop_scale=(0.4, 1.0), jitter=(0.4, 0.4, 0.8, 0.5), cj_prob=1.0, gray_prob=0.4,
+            blur_prob=0.0,
+        )  # fmt: skip
+
+    def default_eval_transform(self) -> ImageTransform:
+        """Return the images as they were rendered, in [0, 1]."""
+        return EvalTransform()

@@ -1,0 +1,121 @@
+"""Images with labels before any transform, and seeded subsets of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mmcl_lightning.errors import ConfigError
+
+__all__ = ["ArraySource", "ImageSource", "SubsetSource", "balanced_subset", "take_subset"]
+
+IntArray = NDArray[np.int64]
+
+
+class ImageSource(ABC):
+    """A sequence of ``(PIL image in mode RGB, target)``.
+
+    Attributes:
+        targets: Class indices, shape ``(N,)``, int64; -1 = unlabelled.
+    """
+
+    targets: IntArray
+
+    @abstractmethod
+    def image(self, index: int) -> Image.Image:
+        """Return image ``index`` in mode RGB."""
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return self.image(index), int(self.targets[index])
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def subset(self, indices: IntArray) -> ImageSource:
+        """Return a view of the images at ``indices``, shape ``(n,)``; no image is copied."""
+        return SubsetSource(self, indices)
+
+
+class ArraySource(ImageSource):
+    """Images held in one array, which forked workers share.
+
+    Args:
+        images: uint8 of shape ``(N, H, W, 3)``, or ``(N, 3, H, W)`` with ``channels_first``.
+        targets: Class indices, shape ``(N,)``, or None for unlabelled images.
+        channels_first: Whether the channels come before height and width.
+    """
+
+    def __init__(
+        self, images: NDArray[np.uint8], targets: object = None, channels_first: bool = False
+    ) -> None:
+        self.images = images
+        self.channels_first = channels_first
+        self.targets = np.full(len(images), -1) if targets is None else np.asarray(targets, dtype=np.int64)
+
+    def image(self, index: int) -> Image.Image:
+        """Return image ``index`` in mode RGB."""
+        pixels = self.images[index]
+        return Image.fromarray(
+            np.ascontiguousarray(pixels.transpose(1, 2, 0)) if self.channels_first else pixels
+        )
+
+
+class SubsetSource(ImageSource):
+    """The images of another source at given positions.
+
+    Args:
+        source: The images to choose from.
+        indices: Positions in ``source``, shape ``(n,)``.
+    """
+
+    def __init__(self, source: ImageSource, indices: IntArray) -> None:
+        self.source = source
+        self.indices = np.asarray(indices, dtype=np.int64)
+        self.targets = source.targets[self.indices]
+
+    def image(self, index: int) -> Image.Image:
+        """Return image ``index`` in mode RGB."""
+        return self.source.image(int(self.indices[index]))
+
+
+def balanced_subset(targets: IntArray, size: int, seed: int) -> IntArray:
+    """Choose images at random, equally many of each class as far as the classes reach.
+
+    Where an image is unlabelled (-1), labels do not describe the set, and the choice ignores them.
+
+    Args:
+        targets: Class indices, shape ``(N,)``.
+        size: How many to choose, at most N.
+        seed: The choice is a function of this alone.
+
+    Returns:
+        Sorted positions, shape ``(size,)``. Class counts differ by at most one, unless a class has
+        fewer images than its share.
+    """
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(targets))
+    if len(targets) and targets.min() < 0:
+        return np.sort(order[:size])
+    # Rank the images within their class in random order; taking the lowest ranks deals the classes out.
+    rank = np.empty(len(targets), dtype=np.int64)
+    for label in np.unique(targets):
+        members = order[targets[order] == label]
+        rank[members] = np.arange(len(members))
+    tie_break = generator.random(len(targets))
+    return np.sort(np.lexsort((tie_break, rank))[:size])
+
+
+def take_subset(source: ImageSource, size: int | None, seed: int, option: str) -> ImageSource:
+    """Reduce ``source`` to ``size`` images, or leave it where ``size`` is None.
+
+    Raises:
+        ConfigError: If ``size`` exceeds the number of images; the message names ``option``.
+    """
+    if size is None or size == len(source):
+        return source
+    if size > len(source):
+        raise ConfigError(f"{option} is {size}, but the split has only {len(source)} images")
+    return source.subset(balanced_subset(source.targets, size, seed))

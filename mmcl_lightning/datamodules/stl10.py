@@ -1,0 +1,115 @@
+"""STL-10 from its official binary files."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import nn
+from torchvision.datasets import STL10
+
+from mmcl_lightning.datamodules.base import Splits, SSLDataModule
+from mmcl_lightning.datamodules.sources import ArraySource
+from mmcl_lightning.datamodules.torchvision_files import open_torchvision
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform
+
+__all__ = ["STL10DataModule"]
+
+_PRETRAIN_SPLITS = ("train+unlabeled", "unlabeled", "train")
+
+
+class STL10DataModule(SSLDataModule):
+    """STL-10 (Coates et al., 2011): 5,000 + 100,000 unlabelled training images of 96 x 96, 8,000 test images.
+
+    Pretraining is on crops of 32 pixels of train + unlabeled, as in the published code; the readout sees
+    whole images at their native 96 pixels. Its bank is the labelled training split, its query the test
+    split, which also gives the validation loss. In memory: 2.9 GB with the unlabelled images, twice that
+    while they are read.
+
+    Batch:
+        ``(views, targets)``, views two float32 tensors ``(B, 3, crop_size, crop_size)``, normalised;
+        targets int64, -1 = unlabelled. Evaluation images are ``(B, 3, 96, 96)``.
+
+    Args:
+        root: Data root, which holds (or receives) the folder ``stl10_binary``.
+        download: Download the archive (2.6 GB) if it is not there.
+        crop_size: Height and width of a training view in pixels; 32 as in the paper, 96 for full size.
+        pretrain_split: ``"train+unlabeled"``, ``"unlabeled"`` or ``"train"``.
+        batch_size: Images per step and per device, at least 2.
+        eval_batch_size: Images per step of readout and prediction, per device.
+        num_workers: Worker processes per loader; 0 loads in the main process.
+        train_subset: Use this many training images, equally many of each class where all are labelled.
+        test_subset: The same for the test images.
+        predict_split: Images of ``predict_dataloader``, ``"train"`` or ``"test"``.
+        seed: Order, augmentations and subsets are functions of it.
+        train_transform: Augmentation of one view, or a MultiView; None for recipe A2.
+        eval_transform: Transform of readout and prediction; None for normalisation alone.
+
+    Raises:
+        ConfigError: If an option is out of its range.
+        DataError: From ``setup``, if a file is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        root: str = "data",
+        download: bool = False,
+        crop_size: int = 32,
+        pretrain_split: Literal["train+unlabeled", "unlabeled", "train"] = "train+unlabeled",
+        batch_size: int = 256,
+        eval_batch_size: int = 512,
+        num_workers: int = 2,
+        train_subset: int | None = None,
+        test_subset: int | None = None,
+        predict_split: Literal["train", "test"] = "test",
+        seed: int = 0,
+        train_transform: ImageTransform | nn.Module | None = None,
+        eval_transform: ImageTransform | nn.Module | None = None,
+    ) -> None:
+        super().__init__(
+            batch_size, eval_batch_size, num_workers, train_subset, test_subset, predict_split, seed,
+            train_transform, eval_transform,
+        )  # fmt: skip
+        if crop_size < 1:
+            raise ConfigError(f"crop_size must be at least 1 pixel, got {crop_size}")
+        if pretrain_split not in _PRETRAIN_SPLITS:
+            raise ConfigError(f"pretrain_split must be one of {_PRETRAIN_SPLITS}, got {pretrain_split!r}")
+        self.root = root
+        self.download = download
+        self.crop_size = crop_size
+        self.pretrain_split = pretrain_split
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes in the order of their indices."""
+        return ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
+
+    def prepare_data(self) -> None:
+        """Download the archive, if asked to; Lightning calls this in one process only."""
+        if self.download:
+            self._open("test", download=True)
+
+    def load_splits(self) -> Splits:
+        """Open the official files."""
+        pretrain, test = self._open(self.pretrain_split), self._open("test")
+        train = pretrain if self.pretrain_split == "train" else self._open("train")
+        query = ArraySource(test.data, test.labels, channels_first=True)
+        return Splits(
+            pretrain=ArraySource(pretrain.data, pretrain.labels, channels_first=True),
+            heldout=query,
+            bank=ArraySource(train.data, train.labels, channels_first=True),
+            query=query,
+        )
+
+    def default_train_transform(self) -> ImageTransform:
+        """Return recipe A2 with views of ``crop_size`` pixels."""
+        return SimCLRTransform.cifar(self.crop_size)
+
+    def default_eval_transform(self) -> ImageTransform:
+        """Return normalisation alone: images stay at 96 pixels."""
+        return EvalTransform.stl10()
+
+    def _open(self, split: str, download: bool = False) -> Any:
+        return open_torchvision(
+            "STL-10", STL10, self.root, download, lambda: STL10(self.root, split=split, download=download)
+        )

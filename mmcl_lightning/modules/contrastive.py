@@ -1,0 +1,191 @@
+"""The LightningModule that wires backbone, projection head and loss together."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
+from mmcl_lightning.losses import ContrastiveLoss
+from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
+from mmcl_lightning.modules.specs import from_spec, to_spec
+from mmcl_lightning.optim import WarmupConstant, WarmupCosine, parameter_groups, scale_learning_rate
+
+__all__ = ["ContrastiveModule"]
+
+
+class ContrastiveModule(LightningModule):
+    """Pretrain a backbone by a contrastive loss between two views of each image.
+
+    A batch is ``views, targets = batch[0], batch[1]`` with views a list of two tensors ``(B, 3, H, W)``;
+    targets are not used. Both views pass the backbone in one forward, so batch norm sees them together.
+    A checkpoint holds ``backbone.*`` and ``projection_head.*`` and rebuilds the module by itself:
+    ``load_from_checkpoint(path)``; what was a live ``nn.Module`` has to be passed again.
+
+    Args:
+        criterion: Loss, called as ``criterion(z0, z1)`` on un-normalised projections ``(B, D)``.
+        backbone: A name (``"resnet50"``, ``"timm:vit_small_patch16_224"``, ``"conv4"``, see
+            :func:`~mmcl_lightning.models.build_backbone`) or a module from images to ``(B, F)``.
+        cifar_stem: Give a ResNet the stem for images of 32 to 64 pixels.
+        projection_head: ``"imagenet"`` or ``"cifar"`` for the paper's two heads, or a module from
+            ``(B, F)`` to ``(B, D)``.
+        hidden_dim: Width of a named head's hidden layer; ``None`` for the paper's (2048 or 512).
+        output_dim: Width D of a named head's projection.
+        optimizer: Called with parameter groups; in YAML a ``class_path`` with ``init_args``.
+            ``None`` for Adam with lr 1e-3 and weight decay 1e-6, the paper's choice for small sets.
+            Biases and normalisation layers get no weight decay, and no trust ratio under LARS.
+        lr_scaling: ``"linear"``: lr x batch / 256; ``"sqrt"``: lr x sqrt(batch); ``"none"``. The batch is
+            the one over all devices and accumulated steps.
+        lr_schedule: ``"cosine"`` to zero, or ``"constant"``; per optimizer step.
+        warmup: Share of all steps, in [0, 1), that the learning rate rises over.
+
+    Logs:
+        ``train/loss``, ``train/lr`` each step; ``val/loss`` on held-out images with training augmentation.
+
+    Raises:
+        ConfigError: If an option is unknown or out of range.
+    """
+
+    def __init__(
+        self,
+        criterion: ContrastiveLoss,
+        backbone: str | nn.Module = "resnet50",
+        cifar_stem: bool = False,
+        projection_head: Literal["imagenet", "cifar"] | nn.Module = "imagenet",
+        hidden_dim: int | None = None,
+        output_dim: int = 128,
+        optimizer: OptimizerCallable | None = None,
+        lr_scaling: Literal["sqrt", "linear", "none"] = "none",
+        lr_schedule: Literal["cosine", "constant"] = "constant",
+        warmup: float = 0.0,
+    ):
+        super().__init__()
+        self._record_options()
+        if lr_schedule not in ("cosine", "constant"):
+            raise ConfigError(f"lr_schedule must be 'cosine' or 'constant', got {lr_schedule!r}")
+        if not 0 <= warmup < 1:
+            raise ConfigError(f"warmup is a share of all steps in [0, 1), got {warmup}")
+        scale_learning_rate(1.0, 1, lr_scaling)  # raises here, not hours later
+        backbone = from_spec(backbone, nn.Module, "backbone")
+        if isinstance(backbone, str):
+            self.backbone = build_backbone(backbone, cifar_stem=cifar_stem)
+        else:
+            self.backbone = backbone
+        self.projection_head = _head(
+            from_spec(projection_head, nn.Module, "projection_head"), self.backbone, hidden_dim, output_dim
+        )
+        self.criterion = from_spec(criterion, ContrastiveLoss, "criterion")
+        self.optimizer: OptimizerCallable = from_spec(optimizer, torch.optim.Optimizer, "optimizer")
+        if self.optimizer is None:
+            self.optimizer = functools.partial(torch.optim.Adam, lr=1e-3, weight_decay=1e-6)
+        self.lr_scaling = lr_scaling
+        self.lr_schedule = lr_schedule
+        self.warmup = warmup
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the representation h, shape ``(B, F)``, of images ``(B, 3, H, W)``."""
+        h: Tensor = self.backbone(x)
+        return h
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the loss of a batch of views; a projection that is not finite raises, naming the step."""
+        loss = self._contrast(batch)
+        size = len(batch[0][0])
+        self.log("train/loss", loss, prog_bar=True, batch_size=size)
+        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=size)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the loss of held-out images."""
+        loss = self._contrast(batch)
+        self.log("val/loss", loss, batch_size=len(batch[0][0]), sync_dist=True)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``h`` ``(B, F)``, ``z`` ``(B, D)`` and ``target`` ``(B,)`` of images ``(image, target)``."""
+        h = self(batch[0])
+        return {"h": h, "z": self.projection_head(h), "target": batch[1]}
+
+    def configure_optimizers(self) -> Any:
+        """Build the optimizer on groups by module type, and its schedule per step."""
+        modules = {"backbone": self.backbone, "projection_head": self.projection_head}
+        optimizer = self.optimizer(parameter_groups(modules))
+        steps = self.trainer.estimated_stepping_batches  # also sets up the loader that the next line reads
+        for group in optimizer.param_groups:
+            group["lr"] = scale_learning_rate(group["lr"], self._global_batch_size(), self.lr_scaling)
+        if math.isinf(steps):
+            if self.lr_schedule == "cosine" or self.warmup:
+                raise ConfigError("a cosine or a warm-up needs an end: set trainer.max_epochs or max_steps")
+            return optimizer
+        warmup_steps = round(self.warmup * steps)
+        if self.lr_schedule == "cosine":
+            scheduler: Any = WarmupCosine(optimizer, warmup_steps, int(steps))
+        else:
+            scheduler = WarmupConstant(optimizer, warmup_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _contrast(self, batch: Any) -> Tensor:
+        views = batch[0]
+        if not isinstance(views, list | tuple) or len(views) != 2:
+            got = f"{len(views)} views" if isinstance(views, list | tuple) else type(views).__name__
+            raise ShapeError(f"a batch must start with a list of two views, each (B, 3, H, W); got {got}")
+        z0, z1 = self.projection_head(self.backbone(torch.cat(list(views)))).chunk(2)
+        try:
+            loss: Tensor = self.criterion(z0, z1)
+        except NumericalError as error:
+            where = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
+            raise NumericalError(f"{where} step {self.global_step}: {error}") from error
+        return loss
+
+    def _global_batch_size(self) -> int:
+        """Images per optimizer step, over all devices and accumulated batches."""
+        loader = self.trainer.train_dataloader
+        size = getattr(loader, "batch_size", None)
+        if size is None:
+            if self.lr_scaling != "none":
+                raise ConfigError(
+                    "lr_scaling needs the batch size, and the training loader has no batch_size: "
+                    "set lr_scaling to 'none' and give the learning rate itself"
+                )
+            return 1
+        return int(size) * self.trainer.world_size * self.trainer.accumulate_grad_batches
+
+    def _record_options(self) -> None:
+        """Store the options in plain data; under LightningCLI they are stored as the configuration has them."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`.*")
+            self.save_hyperparameters(frame=_caller_frame())
+        if "_instantiator" in self.hparams:
+            return
+        options = {name: to_spec(value) for name, value in self.hparams.items()}
+        if type(self) is not ContrastiveModule:
+            options.pop("criterion", None)  # a thin subclass builds it from the other options
+        self.hparams.clear()
+        self.hparams.update(options)
+
+
+def _caller_frame() -> Any:
+    """Frame of the ``__init__`` that called :meth:`ContrastiveModule._record_options`."""
+    import inspect
+
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return frame.f_back.f_back
+
+
+def _head(
+    head: str | nn.Module, backbone: nn.Module, hidden_dim: int | None, output_dim: int
+) -> nn.Module:
+    if isinstance(head, nn.Module):
+        return head
+    if head == "imagenet":
+        return ProjectionHead.imagenet(feature_dim(backbone), hidden_dim or 2048, output_dim)
+    if head == "cifar":
+        return ProjectionHead.cifar(feature_dim(backbone), hidden_dim or 512, output_dim)
+    raise ConfigError(f"projection_head must be 'imagenet', 'cifar' or a module, got {head!r}")

@@ -1,0 +1,76 @@
+"""Plain descriptions of options, so that a checkpoint can rebuild a module that was built in Python.
+
+A checkpoint is read with ``weights_only=True``, which admits numbers, strings and containers only. Kernels,
+solvers and optimizer factories are therefore stored as ``{"class_path": ..., "init_args": ...}``, the form
+that a YAML configuration has too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from typing import Any, TypeVar
+
+from torch import nn
+
+from mmcl_lightning.errors import ConfigError
+
+__all__ = ["from_spec", "to_spec"]
+
+T = TypeVar("T")
+
+
+def to_spec(value: Any) -> Any:
+    """Describe a value in plain data; a live module or function becomes a note that says what it was."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"class_path": _path(type(value)), "init_args": to_spec(_fields(value))}
+    if isinstance(value, functools.partial) and not value.args:
+        return {"class_path": _path(value.func), "init_args": to_spec(value.keywords)}
+    if isinstance(value, dict):
+        return {key: to_spec(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_spec(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    kind = type(value) if isinstance(value, nn.Module) or not callable(value) else value
+    return {"live_object": _path(kind)}
+
+
+def from_spec(value: Any, base: type[T], option: str) -> Any:
+    """Rebuild what :func:`to_spec` described; anything else is returned as it is.
+
+    Args:
+        value: A description, or a live object.
+        base: Class that the described class must derive from.
+        option: Name of the option, for the message.
+
+    Returns:
+        For an optimizer a factory (``functools.partial``), else an instance.
+
+    Raises:
+        ConfigError: If the object was live when it was stored, or its class is not a ``base``.
+    """
+    if not isinstance(value, dict):
+        return value
+    if "live_object" in value:
+        raise ConfigError(
+            f"the checkpoint was made with a live object for {option} ({value['live_object']}), which it "
+            f"cannot hold: pass it again, as in load_from_checkpoint(path, {option}=...)"
+        )
+    if "class_path" not in value:
+        raise ConfigError(f"{option} must be a {base.__name__} or have a class_path, got {value}")
+    module, _, name = value["class_path"].rpartition(".")
+    cls = getattr(importlib.import_module(module), name, None)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ConfigError(f"{option}: {value['class_path']} is no {base.__name__}")
+    factory = functools.partial(cls, **value.get("init_args", {}))
+    return factory if option == "optimizer" else factory()
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+
+
+def _path(thing: Any) -> str:
+    return f"{thing.__module__}.{getattr(thing, '__qualname__', thing)}"

@@ -1,0 +1,57 @@
+"""The shipped recipes and how a configuration is found by its name."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ActionConfigFile, Namespace
+
+from mmcl_lightning.errors import ConfigError
+
+__all__ = ["RecipeFile", "find_recipe", "recipe_folder", "recipe_names"]
+
+
+def recipe_folder() -> Path:
+    """Return the folder of the shipped recipes: inside an installed package, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def recipe_names() -> list[str]:
+    """Return the file names of the shipped recipes, sorted."""
+    return sorted(path.name for path in recipe_folder().glob("*.yaml"))
+
+
+def find_recipe(name: str) -> str:
+    """Return the path of a configuration.
+
+    Args:
+        name: A path, or the bare name of a shipped recipe, with or without ``.yaml``. A file in the
+            current folder comes first.
+
+    Raises:
+        ConfigError: If there is neither; the message lists the recipes.
+    """
+    for candidate in (name, f"{name}.yaml"):
+        if Path(candidate).is_file():
+            return candidate
+        shipped = recipe_folder() / candidate
+        if Path(candidate).name == candidate and shipped.is_file():
+            return str(shipped)
+    near = difflib.get_close_matches(Path(name).name, recipe_names(), n=1)
+    raise ConfigError(
+        f"no configuration {name!r}, neither as a file (looked in {Path.cwd()}) nor as a recipe"
+        + (f"; did you mean {near[0]}?" if near else ".")
+        + f" Recipes: {', '.join(recipe_names())}"
+    )
+
+
+class RecipeFile(ActionConfigFile):
+    """``--config`` that takes a path or the name of a shipped recipe."""
+
+    def __call__(self, parser: Any, cfg: Namespace, values: Any, option_string: str | None = None) -> None:
+        """Find the file, then read it as usual."""
+        super().__call__(parser, cfg, find_recipe(values) if isinstance(values, str) else values, option_string)

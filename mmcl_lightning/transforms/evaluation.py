@@ -1,0 +1,87 @@
+"""The deterministic transform that readouts, probes and predictions use."""
+
+from __future__ import annotations
+
+from PIL import Image
+from torch import Tensor
+
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.transforms.base import ImageTransform, check_statistics, image_to_tensor
+from mmcl_lightning.transforms.simclr import CIFAR_MEAN, CIFAR_STD
+
+__all__ = ["EvalTransform"]
+
+
+class EvalTransform(ImageTransform):
+    """Resize the short side, cut the centre, turn into a tensor, normalise: each step is optional.
+
+    Args:
+        resize: Length of the short side in pixels after resizing (bicubic, antialiased), or None to
+            keep the size. A short side of that length already is left alone.
+        crop: Height and width of the centre crop in pixels, or None for no crop. An image that is
+            smaller is resized up until the crop fits.
+        mean: Per-channel mean in units of [0, 1], or None.
+        std: Per-channel standard deviation, or None. With both None, images stay in [0, 1].
+    """
+
+    def __init__(
+        self,
+        resize: int | None = None,
+        crop: int | None = None,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
+    ) -> None:
+        for name, value in (("resize", resize), ("crop", crop)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1 pixel or None, got {value}")
+        self.resize = resize
+        self.crop = crop
+        self._statistics = check_statistics(mean, std)
+
+    @classmethod
+    def cifar(cls) -> EvalTransform:
+        """CIFAR at its native 32 pixels: to tensor and normalise, nothing else."""
+        return cls(mean=CIFAR_MEAN, std=CIFAR_STD)
+
+    @classmethod
+    def stl10(cls) -> EvalTransform:
+        """STL-10 at its native 96 pixels, with CIFAR's mean and std as the published code has it."""
+        return cls(mean=CIFAR_MEAN, std=CIFAR_STD)
+
+    @classmethod
+    def imagenet(
+        cls,
+        size: int = 224,
+        resize: int | None = 256,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
+    ) -> EvalTransform:
+        """Resize the short side, then cut a square out of the centre; in [0, 1] unless told otherwise.
+
+        Args:
+            size: Height and width of the crop in pixels.
+            resize: Length of the short side in pixels, None for ``size``.
+            mean: Per-channel mean, or None.
+            std: Per-channel standard deviation, or None.
+        """
+        return cls(resize=size if resize is None else resize, crop=size, mean=mean, std=std)
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Return a float32 tensor of shape ``(3, H, W)``; both are ``crop`` where one is set."""
+        short = min(image.size)
+        target = self.resize or short
+        if self.crop is not None:
+            target = max(target, self.crop)
+        if target != short:
+            size = tuple(max(target, round(side * target / short)) for side in image.size)
+            image = image.resize((size[0], size[1]), Image.Resampling.BICUBIC)
+        if self.crop is not None and image.size != (self.crop, self.crop):
+            left, top = (image.size[0] - self.crop) // 2, (image.size[1] - self.crop) // 2
+            image = image.crop((left, top, left + self.crop, top + self.crop))
+        pixels = image_to_tensor(image)
+        if self._statistics is not None:
+            pixels.sub_(self._statistics[0]).div_(self._statistics[1])
+        return pixels
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(resize={self.resize}, crop={self.crop})"

@@ -1,0 +1,77 @@
+"""Write small fake data sets in the official on-disk layouts, from random pixels."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+STL10_CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def write_stl10(root: Path, train: int = 20, unlabeled: int = 30, test: int = 20) -> dict[str, str]:
+    """Write ``stl10_binary``; return the MD5 sum of each file."""
+    folder = root / "stl10_binary"
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for name, count in (("train", train), ("unlabeled", unlabeled), ("test", test)):
+        generator.integers(0, 256, (count, 3, 96, 96), dtype=np.uint8).tofile(folder / f"{name}_X.bin")
+        if name != "unlabeled":
+            (np.arange(count) % 10 + 1).astype(np.uint8).tofile(folder / f"{name}_y.bin")
+    (folder / "class_names.txt").write_text("\n".join(STL10_CLASSES) + "\n")
+    return md5_sums(folder)
+
+
+def write_cifar10(root: Path, per_batch: int = 20, test: int = 20) -> dict[str, str]:
+    """Write ``cifar-10-batches-py``; return the MD5 sum of each file."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    names = [f"data_batch_{index}" for index in range(1, 6)]
+    for seed, (name, count) in enumerate([*((name, per_batch) for name in names), ("test_batch", test)]):
+        _write_pickle(folder / name, {**_pixels(count, seed), "labels": [i % 10 for i in range(count)]})
+    _write_pickle(folder / "batches.meta", {"label_names": list(CIFAR10_CLASSES)})
+    return md5_sums(folder)
+
+
+def write_cifar100(root: Path, train: int = 200, test: int = 100) -> dict[str, str]:
+    """Write ``cifar-100-python``; return the MD5 sum of each file."""
+    folder = root / "cifar-100-python"
+    folder.mkdir(parents=True)
+    for seed, (name, count) in enumerate((("train", train), ("test", test))):
+        _write_pickle(folder / name, {**_pixels(count, seed), "fine_labels": [i % 100 for i in range(count)]})
+    _write_pickle(folder / "meta", {"fine_label_names": [f"class{index:03d}" for index in range(100)]})
+    return md5_sums(folder)
+
+
+def write_class_folders(
+    folder: Path, classes: int, per_class: int, size: int = 32, suffix: str = "png"
+) -> None:
+    """Write ``CLASS/0000.suffix`` files."""
+    for label in range(classes):
+        write_flat(folder / f"class{label}", per_class, size, suffix, seed=label)
+
+
+def write_flat(folder: Path, count: int, size: int = 32, suffix: str = "png", seed: int = 0) -> None:
+    """Write images directly into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(seed)
+    for index in range(count):
+        pixels = generator.integers(0, 256, (size, size + 4, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index:04d}.{suffix}")
+
+
+def md5_sums(folder: Path) -> dict[str, str]:
+    """MD5 sum of each file of a folder by name."""
+    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def _pixels(count: int, seed: int) -> dict[str, np.ndarray]:
+    return {"data": np.random.default_rng(seed).integers(0, 256, (count, 3072), dtype=np.uint8)}
+
+
+def _write_pickle(path: Path, content: dict) -> None:
+    path.write_bytes(pickle.dumps(content))

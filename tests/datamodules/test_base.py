@@ -1,0 +1,267 @@
+"""Options, determinism, subsets and resume of the shared base class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from mmcl_lightning.datamodules import ShapesDataModule, SSLDataModule
+from mmcl_lightning.datamodules.loading import EpochSampler, ResumableDataLoader, ViewDataset, mix_seed
+from mmcl_lightning.datamodules.sources import balanced_subset
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.transforms import EvalTransform, MultiView
+
+
+def shapes(**options: Any) -> ShapesDataModule:
+    return ShapesDataModule(
+        **{"train_size": 50, "test_size": 20, "batch_size": 8, "num_workers": 0, **options}
+    )
+
+
+def fingerprint(batch: Any) -> tuple[float, float, int]:
+    views, targets = batch
+    return views[0].double().sum().item(), views[1].double().sum().item(), int(targets.sum())
+
+
+def epoch_of(loader: DataLoader, epoch: int) -> list[tuple[float, float, int]]:
+    loader.sampler.set_epoch(epoch)
+    return [fingerprint(batch) for batch in loader]
+
+
+class Recorder(pl.LightningModule):
+    """Records a fingerprint of every training batch, and does nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.seen: list[tuple[int, tuple[float, float, int]]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen.append((self.current_epoch, fingerprint(batch)))
+        return self.weight * 1.0
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", batch[0][0].mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def trainer(path: Path, **options: Any) -> pl.Trainer:
+    defaults = {"accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False}
+    return pl.Trainer(
+        default_root_dir=path, enable_model_summary=False, num_sanity_val_steps=0, **{**defaults, **options}
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 1}, "batch_size must be at least 2.*got 1"),
+        ({"eval_batch_size": 0}, "eval_batch_size must be at least 1, got 0"),
+        ({"num_workers": -1}, "num_workers must be at least 0, got -1"),
+        ({"train_subset": 1}, "train_subset must be at least 2, got 1"),
+        ({"test_subset": 0}, "test_subset must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"predict_split": "val"}, "predict_split must be 'train' or 'test', got 'val'"),
+    ],
+)
+def test_options_are_checked(options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        shapes(**options)
+
+
+def test_a_batch_larger_than_the_set_names_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"batch_size is 64, but there are only 50 training images"):
+        shapes(batch_size=64).train_dataloader()
+
+
+def test_a_subset_larger_than_the_set_names_both_numbers() -> None:
+    with pytest.raises(ConfigError, match="train_subset is 99, but the split has only 50 images"):
+        shapes(train_subset=99).setup()
+
+
+def test_the_last_partial_batch_is_dropped_in_training_only() -> None:
+    data = shapes()
+    assert len(list(data.train_dataloader())) == len(data.train_dataloader()) == 6
+    assert len(list(data.val_dataloader())) == 2
+    assert sum(len(targets) for _, targets in data.knn_dataloaders()[0]) == 50
+
+
+def test_few_held_out_images_make_a_smaller_validation_batch() -> None:
+    (views, _), *rest = list(shapes(test_size=5).val_dataloader())
+    assert len(views[0]) == 5
+    assert not rest
+    assert shapes(test_size=1).val_dataloader() == []
+
+
+def test_transforms_can_be_replaced() -> None:
+    data = shapes(train_transform=MultiView(EvalTransform(), views=3), eval_transform=EvalTransform(crop=16))
+    views, _ = next(iter(data.train_dataloader()))
+    assert len(views) == 3
+    assert torch.equal(views[0], views[2])
+    assert next(iter(data.knn_dataloaders()[1]))[0].shape[-2:] == (16, 16)
+
+
+def test_subsets_are_balanced_and_seeded() -> None:
+    data = shapes(train_size=200, train_subset=35, test_subset=10)
+    counts = np.bincount(data.splits.pretrain.targets)
+    assert counts.sum() == 35
+    assert set(counts) == {3, 4}
+    assert np.bincount(data.splits.query.targets).tolist() == [1] * 10
+    assert len(data.splits.bank) == 35
+    targets = np.repeat(np.arange(3), [2, 50, 50])
+    assert np.bincount(targets[balanced_subset(targets, 20, seed=0)]).tolist() == [2, 9, 9]
+    assert not np.array_equal(balanced_subset(targets, 20, seed=0), balanced_subset(targets, 20, seed=1))
+    assert len(balanced_subset(np.full(10, -1), 4, seed=0)) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epoch_three_is_the_same_directly_and_after_others(workers: int) -> None:
+    reference = epoch_of(shapes().train_dataloader(), 3)
+    loader = shapes(num_workers=workers).train_dataloader()
+    torch.manual_seed(workers)
+    epochs = [epoch_of(loader, epoch) for epoch in range(4)]
+    assert epochs[3] == reference
+    assert epochs[2] != reference
+    assert epoch_of(shapes(seed=1).train_dataloader(), 3) != reference
+
+
+def test_loading_leaves_the_global_random_state_alone() -> None:
+    data = shapes()
+    data.setup()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    list(data.train_dataloader())
+    list(data.knn_dataloaders()[0])
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_validation_is_the_same_in_every_epoch() -> None:
+    loader = shapes().val_dataloader()
+    assert epoch_of(loader, 0) == epoch_of(loader, 7)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_global_batches_do_not_depend_on_the_number_of_ranks(replicas: int) -> None:
+    whole = [key for key in EpochSampler(range(50), seed=3)]
+    ranks = [list(EpochSampler(range(50), replicas, rank, seed=3)) for rank in range(replicas)]
+    together = [key for keys in zip(*ranks, strict=True) for key in keys]
+    assert together == whole[: len(together)]
+
+
+def test_seeds_and_epochs_do_not_collide() -> None:
+    assert len({mix_seed(a, b, c) for a in range(4) for b in range(20) for c in range(100)}) == 8000
+    assert 0 <= mix_seed(2**40, 0) < 2**32
+
+
+def test_a_plain_position_is_epoch_zero() -> None:
+    dataset: ViewDataset = shapes().train_dataloader().dataset
+    for by_position, by_key in zip(dataset[4][0], dataset[(0, 4)][0], strict=True):
+        assert torch.equal(by_position, by_key)
+
+
+def test_a_loader_continues_within_the_epoch() -> None:
+    loader = shapes().train_dataloader()
+    reference = epoch_of(loader, 2)
+    loader.sampler.set_epoch(2)
+    iterator = iter(loader)
+    first = [fingerprint(next(iterator)) for _ in range(2)]
+    state = loader.state_dict()
+    assert state == {"epoch": 2, "batches": 2}
+    resumed = shapes().train_dataloader()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert first + epoch_of(resumed, 2) == reference
+    assert epoch_of(resumed, 2) == reference
+    assert len(resumed) == 6
+
+
+def test_a_finished_epoch_is_not_skipped_in_the_next() -> None:
+    loader = shapes().train_dataloader()
+    loader.load_state_dict({"epoch": 1, "batches": 6})
+    assert len(epoch_of(loader, 2)) == 6
+
+
+def test_skipped_images_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = shapes().train_dataloader()
+    loader.load_state_dict({"epoch": 0, "batches": 5})
+    keys = []
+    original = ViewDataset.__getitem__
+    monkeypatch.setattr(ViewDataset, "__getitem__", lambda self, key: keys.append(key) or original(self, key))
+    list(loader)
+    assert len(keys) == 8
+
+
+@pytest.mark.parametrize("limit", [{"max_epochs": 4}, {"max_steps": 24, "max_epochs": -1}])
+@pytest.mark.parametrize(("step", "workers"), [(3, 0), (12, 0), (15, 0), (15, 1)])
+def test_lightning_resumes_with_the_very_same_batches(
+    tmp_path: Path, workers: int, limit: dict, step: int
+) -> None:
+    full = Recorder()
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
+    trainer(tmp_path, callbacks=[saver], **limit).fit(full, shapes(num_workers=workers))
+    assert len(full.seen) == 24
+    resumed = Recorder()
+    trainer(tmp_path, enable_checkpointing=False, **limit).fit(
+        resumed, shapes(num_workers=workers), ckpt_path=tmp_path / f"step={step}.ckpt", weights_only=True
+    )
+    assert resumed.seen == full.seen[step:]
+
+
+@pytest.mark.parametrize(("on_train_end", "workers"), [(True, 0), (False, 0), (True, 1)])
+def test_lightning_resumes_from_the_end_of_an_epoch(tmp_path: Path, on_train_end: bool, workers: int) -> None:
+    full, resumed = Recorder(), Recorder()
+    saver = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=on_train_end)
+    trainer(tmp_path, callbacks=[saver], max_epochs=4).fit(full, shapes(num_workers=workers))
+    trainer(tmp_path, enable_checkpointing=False, max_epochs=4).fit(
+        resumed, shapes(num_workers=workers), ckpt_path=tmp_path / "epoch=1.ckpt", weights_only=True
+    )
+    assert resumed.seen == full.seen[12:]
+
+
+def test_lightning_keeps_the_sampler_and_sets_the_epoch(tmp_path: Path) -> None:
+    data, model = shapes(), Recorder()
+    runner = trainer(tmp_path, max_epochs=2, enable_checkpointing=False)
+    runner.fit(model, data)
+    assert isinstance(runner.train_dataloader, ResumableDataLoader)
+    assert isinstance(runner.train_dataloader.sampler, EpochSampler)
+    assert [seen for _, seen in model.seen[6:]] == epoch_of(shapes().train_dataloader(), 1)
+
+
+def test_lightning_can_overfit_and_predict(tmp_path: Path) -> None:
+    trainer(tmp_path, max_epochs=2, overfit_batches=2, enable_checkpointing=False).fit(Recorder(), shapes())
+
+    class Predictor(Recorder):
+        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return batch[1]
+
+    data = shapes(eval_batch_size=8)
+    predicted = torch.cat(trainer(tmp_path, enable_checkpointing=False).predict(Predictor(), data))
+    assert predicted.tolist() == data.splits.query.targets.tolist()
+
+
+def test_yaml_builds_a_data_module_with_its_transforms() -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--data", type=SSLDataModule)
+    transforms = "mmcl_lightning.transforms"
+    options = {
+        "train_size": 50,
+        "train_transform": {"class_path": f"{transforms}.SimCLRTransform", "init_args": {"size": 24}},
+        "eval_transform": {"class_path": f"{transforms}.EvalTransform", "init_args": {"crop": 24}},
+    }
+    config = {"class_path": "mmcl_lightning.datamodules.ShapesDataModule", "init_args": options}
+    # jsonargparse 4.49 renamed the method.
+    instantiate = parser.instantiate if hasattr(parser, "instantiate") else parser.instantiate_classes
+    data = instantiate(parser.parse_object({"data": config})).data
+    assert data.train_transform.size == data.eval_transform.crop == 24

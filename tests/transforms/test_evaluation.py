@@ -1,0 +1,54 @@
+"""The evaluation transform."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.transforms import CIFAR_MEAN, CIFAR_STD, EvalTransform
+
+
+def photo(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("preset", [EvalTransform.cifar(), EvalTransform.stl10()])
+def test_small_presets_normalise_and_keep_the_size(preset: EvalTransform) -> None:
+    view = preset(photo(96, 96))
+    pixels = v2.functional.to_dtype(v2.functional.pil_to_tensor(photo(96, 96)), torch.float32, scale=True)
+    expected = v2.functional.normalize(pixels, list(CIFAR_MEAN), list(CIFAR_STD))
+    torch.testing.assert_close(view, expected)
+
+
+def test_imagenet_preset_equals_torchvision() -> None:
+    image = photo(90, 70)
+    reference = v2.Compose(
+        [
+            v2.Resize(64, interpolation=v2.InterpolationMode.BICUBIC),
+            v2.CenterCrop(56),
+            v2.PILToTensor(),
+            v2.ToDtype(torch.float32, scale=True),
+        ]
+    )
+    view = EvalTransform.imagenet(size=56, resize=64)(image)
+    assert view.shape == (3, 56, 56)
+    torch.testing.assert_close(view, reference(image))
+
+
+def test_native_size_is_untouched() -> None:
+    pixels = v2.functional.pil_to_tensor(photo(32, 32)).float() / 255
+    assert torch.equal(EvalTransform.imagenet(size=32, resize=None)(photo(32, 32)), pixels)
+
+
+@pytest.mark.parametrize("size", [(20, 20), (20, 200), (300, 10)])
+def test_small_and_long_images_fill_the_crop(size: tuple[int, int]) -> None:
+    assert EvalTransform(crop=48)(photo(*size)).shape == (3, 48, 48)
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ConfigError, match="crop must be at least 1 pixel or None, got 0"):
+        EvalTransform(crop=0)
