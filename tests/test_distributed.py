@@ -44,6 +44,18 @@ def _losses() -> dict[str, Callable[[], ContrastiveLoss]]:
 LOSSES = _losses()
 
 
+def _together(act: Callable[[], Tensor]) -> Tensor:
+    """Act; if one process fails at it, all stop here instead of waiting for it in the backward pass."""
+    outcome = _attempt(act)
+    if layout().world_size > 1:
+        failures: list[Any] = [None] * layout().world_size
+        dist.all_gather_object(failures, outcome if isinstance(outcome, Exception) else None)
+        outcome = next((failure for failure in failures if failure is not None), outcome)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
 def _run(
     build: Callable[[], ContrastiveLoss], rank: int, world: int, *, gather: bool = True
 ) -> dict[str, Any]:
@@ -59,7 +71,7 @@ def _run(
         z.retain_grad()
     loss = build()
     loss.gather = gather
-    value = loss(*projections)
+    value = _together(lambda: loss(*projections))
     value.backward()
     solution = getattr(loss, "last_solution", None)
     return {
@@ -105,7 +117,7 @@ def _work(rank: int, folder: str) -> None:
         if rank < world:
             dist.init_process_group(
                 "gloo", init_method=f"file://{folder}/{world}", rank=rank, world_size=world,
-                timeout=datetime.timedelta(seconds=60),
+                timeout=datetime.timedelta(seconds=20),
             )  # fmt: skip
             torch.save(_everything(rank, world), f"{folder}/{world}-{rank}.pt")
             dist.destroy_process_group()
