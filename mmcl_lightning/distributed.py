@@ -53,7 +53,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        grad = grad.contiguous()
+        grad = grad.clone(memory_format=torch.contiguous_format)  # autograd may share it with other branches
         dist.all_reduce(grad)
         return grad.chunk(dist.get_world_size())[dist.get_rank()]
 

@@ -11,6 +11,7 @@ the kernel ablation of its appendix.
 from __future__ import annotations
 
 import abc
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -68,11 +69,13 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     Both sets are moved by their common mean first. Distances do not change, but the cancellation in
     ``|x|^2 + |y|^2 - 2 x.y`` does: early in training all projections lie close together.
     """
+    same = y is x
     centre = y.detach().mean(dim=0)
     x = x - centre
-    y = x if y is x else y - centre
+    y = x if same else y - centre
     squares = x.square().sum(1, keepdim=True) + y.square().sum(1)
-    return torch.addmm(squares, x, y.T, alpha=-2).clamp_min(0)
+    distances = torch.addmm(squares, x, y.T, alpha=-2).clamp_min(0)
+    return distances.fill_diagonal_(0) if same else distances  # rounding would leave 1e-7 of it there
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class RBF(Kernel):
 
     Args:
         gamma: Inverse width, > 0, as in scikit-learn. ``"median"`` sets it on every batch so that
-            :math:`\gamma = 1 / (2 \operatorname{median} \|x - y\|^2)` over pairs of distinct candidates.
+            :math:`\gamma = 1 / (2 \operatorname{median} \|x - y\|^2)` over pairs of distinct candidates
+            (the lower median of an even number).
         sigma2: Alias: ``gamma = 1 / (2 sigma2)``, the form printed in the paper. Give one of the two.
 
     Raises:
@@ -104,12 +108,14 @@ class RBF(Kernel):
         if isinstance(self.gamma, str):
             if self.gamma != "median":
                 raise ConfigError(f"gamma must be a number > 0 or 'median', got {self.gamma!r}")
-        elif not (self.gamma is not None and 0 < self.gamma < float("inf")):
+        elif not (self.gamma is not None and 0 < self.gamma < math.inf):
             raise ConfigError(f"gamma must be a number > 0 or 'median', got {self.gamma}")
+        else:
+            object.__setattr__(self, "gamma", float(self.gamma))  # a NumPy scalar, say
 
     def _values(self, x: Tensor, y: Tensor) -> Tensor:
         gamma = self.fit(y).gamma if self.gamma == "median" else self.gamma
-        assert isinstance(gamma, float | int)
+        assert isinstance(gamma, float)
         return squared_distances(x, y).mul(-gamma).exp()
 
     def diag(self, x: Tensor) -> Tensor:
@@ -121,13 +127,14 @@ class RBF(Kernel):
         """Return the kernel with the median heuristic carried out on ``x``, shape ``(n, D)``."""
         if self.gamma != "median":
             return self
-        points = x[:: -(-len(x) // _MEDIAN_SAMPLE)]
+        points = x[:: max(1, -(-len(x) // _MEDIAN_SAMPLE))]
         distances = squared_distances(points, points)
         row, column = torch.triu_indices(len(points), len(points), offset=1, device=x.device)
         pairs = distances[row, column]
-        # Identical points carry no scale; all identical, any width gives the same kernel matrix.
         median = pairs.median().item() if len(pairs) else 0.0
-        return replace(self, gamma=1 / (2 * median) if median > torch.finfo(x.dtype).eps else 1.0)
+        # Points that coincide up to rounding carry no scale, and any width gives them the same matrix.
+        noise = 100 * torch.finfo(x.dtype).eps ** 2
+        return replace(self, gamma=1 / (2 * median) if median > noise else 1.0)
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,7 @@ class Polynomial(Kernel):
     offset: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.degree < 1 or self.degree != int(self.degree):
+        if not 1 <= self.degree < math.inf or self.degree != int(self.degree):
             raise ConfigError(f"degree must be an integer >= 1, got {self.degree}")
         if not self.gamma > 0 or not self.offset >= 0:
             raise ConfigError(f"gamma must be > 0 and offset >= 0, got {self.gamma} and {self.offset}")

@@ -215,7 +215,7 @@ class Given(Solver):
 
     alpha: Tensor
 
-    def _solve(self, problem: MaxMarginDual, first_row: int, total_rows: int) -> Solution:
+    def _solve(self, problem: MaxMarginDual, rows: Tensor, total_rows: int) -> Solution:
         return Solution(self.alpha, Status.CONVERGED, torch.zeros(problem.B, dtype=torch.int64))
 
 

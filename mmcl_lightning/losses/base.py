@@ -67,7 +67,7 @@ class ContrastiveLoss(nn.Module, abc.ABC):
             ShapeError: If the views do not fit together or hold fewer than two images.
             NumericalError: If a projection is not finite.
         """
-        _check_shapes(z0, z1)
+        _check_views(z0, z1)
         with torch.autocast(device_type=z0.device.type, enabled=False):
             views = self._prepare(z0, z1)
             if not self._announced:
@@ -83,7 +83,7 @@ class ContrastiveLoss(nn.Module, abc.ABC):
         dtype = torch.float64 if z0.dtype == torch.float64 else torch.float32
         local = [z.to(dtype) for z in (z0, z1)]
         if self.normalize:
-            local = [F.normalize(z, dim=1) for z in local]
+            local = [_unit_length(z) for z in local]
         where = layout() if self.gather else None
         if where is not None and where.world_size > 1:
             gathered = gather_with_gradient(torch.cat(local, dim=1))
@@ -91,7 +91,9 @@ class ContrastiveLoss(nn.Module, abc.ABC):
         else:
             everyone = (local[0], local[1])
         # Checked after the gather, so that all processes stop together instead of waiting for one.
-        if not torch.isfinite(torch.stack([z.detach().sum() for z in everyone])).all():
+        if len(everyone[0]) < 2:
+            raise ShapeError(f"contrast needs at least 2 images per batch, got {len(z0)}: raise batch_size")
+        if not torch.stack([z.detach().isfinite().all() for z in everyone]).all():
             bad = [int((~z.isfinite()).any(dim=1).sum()) for z in everyone]
             raise NumericalError(
                 f"projections are not finite: {bad[0]} of {len(everyone[0])} rows of view 0 and {bad[1]} of "
@@ -120,10 +122,14 @@ class ContrastiveLoss(nn.Module, abc.ABC):
         """Number of negatives of an anchor among ``images`` images."""
 
 
-def _check_shapes(z0: Tensor, z1: Tensor) -> None:
+def _unit_length(z: Tensor) -> Tensor:
+    """Scale rows to unit length; rows of any size, since their largest entry is divided out first."""
+    largest = z.detach().abs().amax(dim=1, keepdim=True)
+    return F.normalize(z / largest.clamp_min(torch.finfo(z.dtype).tiny), dim=1)
+
+
+def _check_views(z0: Tensor, z1: Tensor) -> None:
     if z0.ndim != 2 or z0.shape != z1.shape:
         raise ShapeError(f"views must both have shape (B, D), got {tuple(z0.shape)} and {tuple(z1.shape)}")
-    if len(z0) < 2:
-        raise ShapeError(f"contrast needs at least 2 images per batch, got {len(z0)}: raise batch_size")
     if z0.dtype != z1.dtype or not z0.is_floating_point():
         raise ShapeError(f"views must share a floating dtype, got {z0.dtype} and {z1.dtype}")

@@ -82,6 +82,12 @@ class MMCLLoss(ContrastiveLoss):
             raise ConfigError(f"negatives must be 'both' or 'one', got {negatives!r}")
         self.kernel: Kernel = RBF() if kernel is None else kernel
         self.solver: Solver = Inverse() if solver is None else solver
+        for part, kind in ((self.kernel, Kernel), (self.solver, Solver)):
+            if not isinstance(part, kind):
+                raise ConfigError(
+                    f"expected a {kind.__name__} object, such as {kind.__name__.lower()}="
+                    f"{'RBF(gamma=1.0)' if kind is Kernel else 'Inverse()'}, got {part!r}"
+                )
         self.C = C
         self.reg = reg
         self.negatives = negatives
@@ -110,7 +116,8 @@ class MMCLLoss(ContrastiveLoss):
         """
         part, _, name = path.rpartition(".")
         if part in ("kernel", "solver") and name in _field_names(getattr(self, part)):
-            setattr(self, part, dataclasses.replace(getattr(self, part), **{name: value}))
+            changes = {name: value} | ({"gamma": None} if name == "sigma2" else {})  # sigma2 is an alias
+            setattr(self, part, dataclasses.replace(getattr(self, part), **changes))
         elif path in ("C", "reg", "drop_at_bound"):
             check_box(value if path == "C" else self.C, value if path == "reg" else self.reg)
             setattr(self, path, value)
@@ -150,10 +157,10 @@ class MMCLLoss(ContrastiveLoss):
         anchors, images = views.anchors, len(views.all[0])
         kernel = self.kernel.fit(candidates.detach())
         problem, solution = self._solve(kernel, candidates.detach(), anchors, images, roles)
+        self.last_problem, self.last_solution = problem, solution
         alpha = solution.alpha
         if self.drop_at_bound:
             alpha = torch.where(alpha >= self.C * (1 - SUPPORT_TOL), 0.0, alpha)
-        self.last_problem, self.last_solution = problem, dataclasses.replace(solution, alpha=alpha)
         scored = torch.cat([views.local[1 - role] for role in roles])
         return (problem.signed_weights(alpha) * kernel(scored, candidates)).sum() / len(scored)
 
@@ -174,7 +181,8 @@ class MMCLLoss(ContrastiveLoss):
             assume_unit_diag=self.assume_unit_diag,
             kernel_name=repr(kernel),
         )
-        return problem, self.solver(problem, first_row=int(anchors[0]), total_rows=images)
+        rows = torch.cat([anchors + i * images for i in range(len(roles))])
+        return problem, self.solver(problem, rows=rows, total_rows=len(roles) * images)
 
     @property
     def last_stats(self) -> dict[str, Tensor]:

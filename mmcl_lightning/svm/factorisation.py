@@ -163,11 +163,16 @@ def _invert(
 
 
 def _cholesky_inverse(gram: Tensor, ridge: float) -> Tensor | None:
-    """Inverse of ``gram + ridge I`` by Cholesky, or ``None`` where that is not positive definite."""
+    """Inverse of ``gram + ridge I`` by Cholesky, or ``None`` where that is not positive definite.
+
+    Rounding can let a singular matrix pass; the inverse's diagonal then gives it away.
+    """
     shifted = gram.clone()
     shifted.diagonal().add_(ridge)
     factor, info = torch.linalg.cholesky_ex(shifted)
     if info.item() != 0:
         return None
     inverse = torch.cholesky_inverse(factor)
-    return inverse if inverse.isfinite().all() else None
+    condition = inverse.diagonal().max() * shifted.diagonal().max()
+    usable = condition * len(gram) * torch.finfo(gram.dtype).eps < 1  # False for nan
+    return inverse if usable else None

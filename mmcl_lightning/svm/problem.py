@@ -63,11 +63,13 @@ def max_margin_dual(
 
     Raises:
         ShapeError: If the shapes do not fit together.
-        ConfigError: If ``C <= 0`` or ``reg < 0``.
+        ConfigError: If ``C <= 0``, ``reg < 0`` or ``gram`` is in half precision.
     """
     check_box(C, reg)
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
         raise ShapeError(f"gram must be square, got {tuple(gram.shape)}")
+    if gram.dtype not in (torch.float32, torch.float64):
+        raise ConfigError(f"gram must be float32 or float64, got {gram.dtype}: convert it first")
     if positive.ndim != 1:
         raise ShapeError(f"positive must have shape (B,), got {tuple(positive.shape)}")
     if left_out is None:
@@ -203,8 +205,10 @@ class MaxMarginDual:
         semi-definite; infinite where ``reg`` is 0, ``C`` is infinite and the gradient is negative.
         """
         gradient = self.gradient(alpha) if gradient is None else gradient
-        target = gradient.lt(0) * self.C if self.reg == 0 else (alpha - gradient / self.reg).clamp_(0, self.C)
-        step = torch.where(gradient == 0, 0, target - alpha) if self.reg == 0 else target - alpha
+        if self.reg > 0:
+            step = (alpha - gradient / self.reg).clamp_(0, self.C) - alpha
+        else:
+            step = torch.where(gradient < 0, self.C - alpha, torch.where(gradient > 0, -alpha, 0.0))
         return -(gradient * step + self.reg / 2 * step.square()).sum(1)
 
     def frobenius_norm(self) -> Tensor:

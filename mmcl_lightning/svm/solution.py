@@ -15,8 +15,7 @@ class Status(enum.Enum):
 
     CONVERGED = "every problem met the tolerance on its optimality residual"
     MAX_STEPS = (
-        "at least one problem stopped at max_steps above the tolerance: raise max_steps, loosen tol, "
-        "raise reg, or use the Exact solver"
+        "at least one problem stopped at max_steps above the tolerance: raise max_steps, loosen tol, or raise reg"
     )
     TRUNCATED = (
         "closed form clipped to the box, which is not the optimum of the box problem: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 
 import torch
+from torch import Tensor
 
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.problem import MaxMarginDual
@@ -18,24 +19,25 @@ class Solver(abc.ABC):
 
     @torch.no_grad()
     def __call__(
-        self, problem: MaxMarginDual, *, first_row: int = 0, total_rows: int | None = None
+        self, problem: MaxMarginDual, *, rows: Tensor | None = None, total_rows: int | None = None
     ) -> Solution:
         """Solve all problems of a batch; no gradient is recorded.
 
         Args:
             problem: ``B`` problems over ``n`` candidates.
-            first_row: Where these problems stand among all problems of all processes, so that a
-                random start does not depend on how the problems are spread over processes.
-            total_rows: Number of problems of all processes; ``first_row + B`` by default.
+            rows: Where these problems stand among those of all processes, shape ``(B,)``, so that a random
+                start does not depend on how they are spread; 0 to B - 1 by default.
+            total_rows: Number of problems of all processes; B by default.
 
         Returns:
             The solution, with ``alpha`` of shape ``(B, n)``.
         """
-        total_rows = first_row + problem.B if total_rows is None else total_rows
-        return self._solve(problem, first_row, total_rows)
+        if rows is None:
+            rows = torch.arange(problem.B, device=problem.gram.device)
+        return self._solve(problem, rows, problem.B if total_rows is None else total_rows)
 
     @abc.abstractmethod
-    def _solve(self, problem: MaxMarginDual, first_row: int, total_rows: int) -> Solution:
+    def _solve(self, problem: MaxMarginDual, rows: Tensor, total_rows: int) -> Solution:
         """Solve without recording gradients."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.problem import MaxMarginDual
@@ -53,7 +54,7 @@ class Exact(Solver):
         if not 1 <= self.relaxation < 2:
             raise ConfigError(f"relaxation must be in [1, 2), got {self.relaxation}")
 
-    def _solve(self, problem: MaxMarginDual, first_row: int, total_rows: int) -> Solution:
+    def _solve(self, problem: MaxMarginDual, rows: Tensor, total_rows: int) -> Solution:
         if not problem.positive_semidefinite and math.isinf(problem.C):
             raise ConfigError(
                 f"Exact needs a finite C for {problem.kernel_name}, which is not positive semi-definite: "
@@ -61,6 +62,9 @@ class Exact(Solver):
             )
         rho = self._penalty(problem)
         factorisation = problem.factorise(rho, require_definite=True)
+        rho = (
+            factorisation.ridge - problem.reg
+        )  # larger where a ridge had to be added: still the same optimum
         z = problem.clip(factorisation.solve_constant(2.0))
         u = torch.zeros_like(z)
 

@@ -133,7 +133,7 @@ def test_a_batch_equals_the_stack_of_its_problems(case: Case, solver: Solver) ->
             case.gram(), case.excluded[b : b + 1, 0], case.excluded[b : b + 1, 1:], C=case.C, reg=case.reg,
             assume_unit_diag=case.assume_unit_diag,
         )  # fmt: skip
-        alpha = solver(single, first_row=b, total_rows=case.images).alpha
+        alpha = solver(single, rows=torch.tensor([b]), total_rows=case.images).alpha
         torch.testing.assert_close(alpha[0], whole[b], rtol=1e-7, atol=1e-8 * scale)
 
 
@@ -202,8 +202,9 @@ def test_single_precision_agrees_with_double(case: Case, solver: Solver, record_
     single = solver(case.problem(torch.float32)).alpha.double()
     double = solved(case, solver).alpha
     problem = case.problem()
-    values, expected = problem.objective(single), problem.objective(double)
-    error = ((values - expected) / expected).abs().max().item()
+    # Relative to the size of the objective's linear term: for Inverse the two terms nearly cancel in places.
+    difference = problem.objective(single) - problem.objective(double)
+    error = (difference / (2 * double.sum(1))).abs().max().item()
     distance = ((single - double).norm(dim=1) / double.norm(dim=1)).max().item()
     record_property("objective", error)
     record_property("alpha", distance)

@@ -1,0 +1,93 @@
+"""A run that is interrupted and resumed follows the uninterrupted one to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from runs import Interrupted, Recorder, StopAfter, mmcl, shapes, simclr, trainer
+
+from mmcl_lightning.kernels import RBF
+from mmcl_lightning.modules import ContrastiveModule
+from mmcl_lightning.svm import ProjectedGradient
+
+EPOCHS, STEPS = 4, 4  # per epoch
+SCHEDULED: dict[str, Any] = {"lr_schedule": "cosine", "warmup": 0.2}
+
+
+def build(kind: str, seed: int = 0) -> ContrastiveModule:
+    if kind == "simclr":
+        return simclr(seed, **SCHEDULED)
+    if kind == "projected gradient":
+        solver = ProjectedGradient(start="random", max_steps=20)
+        return mmcl(seed, solver=solver, C=3.0, schedule={"C": {1: 3.0, 3: 0.5}}, **SCHEDULED)
+    return mmcl(seed, schedule={"kernel.gamma": {1: 0.5, 2: 1.0, 3: 2.0}, "C": {4: 1.5}}, **SCHEDULED)
+
+
+class FailAt(Callback):
+    """Raises before a batch is trained on, as an error in its forward would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self.step:
+            raise Interrupted(f"step {self.step}")
+
+
+def checkpoint(folder: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, save_last=True, save_on_exception=True)
+
+
+@pytest.fixture(params=["inverse", "projected gradient", "simclr"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def whole(kind: str, tmp_path: Path) -> tuple[Recorder, ContrastiveModule]:
+    """The uninterrupted run."""
+    recorder, module = Recorder(), build(kind)
+    trainer(tmp_path, recorder, max_epochs=EPOCHS).fit(module, shapes())
+    return recorder, module
+
+
+@pytest.mark.parametrize("cut", [2 * STEPS, STEPS + 1, 2 * STEPS + 3], ids=["epoch 2 ends", "5", "11"])
+def test_resumed_run_equals_uninterrupted_one(
+    kind: str, whole: tuple[Recorder, ContrastiveModule], cut: int, tmp_path: Path
+) -> None:
+    before, after, module = Recorder(), Recorder(), build(kind, seed=9)
+    stop = StopAfter(cut // STEPS) if cut % STEPS == 0 else FailAt(cut)
+    first = trainer(tmp_path, before, stop, checkpoint(tmp_path), max_epochs=EPOCHS)
+    if isinstance(stop, FailAt):
+        with pytest.raises(Interrupted):
+            first.fit(build(kind), shapes())
+    else:
+        first.fit(build(kind), shapes())
+    torch.manual_seed(123)  # the global state plays no part
+    second = trainer(tmp_path, after, checkpoint(tmp_path), max_epochs=EPOCHS)
+    second.fit(module, shapes(), ckpt_path=str(tmp_path / "last.ckpt"))
+
+    assert len(before.loss) == cut
+    assert before.loss + after.loss == pytest.approx(whole[0].loss, abs=1e-6, rel=0)
+    assert before.lr + after.lr == pytest.approx(whole[0].lr, abs=1e-12, rel=0)
+    assert before.options + after.options == whole[0].options
+    assert all(torch.equal(a, b) for a, b in zip(module.state_dict().values(), whole[1].state_dict().values()))
+
+
+def test_schedules_count_epochs_from_one(tmp_path: Path) -> None:
+    recorder = Recorder()
+    trainer(tmp_path, recorder, max_epochs=EPOCHS).fit(build("inverse"), shapes())
+    seen = dict.fromkeys(recorder.options)
+    assert list(seen) == [
+        (1, 100.0, RBF(gamma=0.5)),
+        (2, 100.0, RBF(gamma=1.0)),
+        (3, 100.0, RBF(gamma=2.0)),
+        (4, 1.5, RBF(gamma=2.0)),
+    ]

@@ -1,0 +1,148 @@
+"""What the tests of modules, callbacks and the command line share: tiny data, trainers and recorders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from mmcl_lightning.datamodules import ShapesDataModule
+from mmcl_lightning.modules import MMCL, SimCLR
+
+
+class FlatNet(nn.Module):
+    """A backbone without batch norm, so that processes with parts of a batch agree with one that has all."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3 * 16 * 16, width)
+        self.num_features = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.fc(x.flatten(1)))
+
+
+class Recorder(Callback):
+    """Keeps loss, learning rate and C of every training batch."""
+
+    def __init__(self) -> None:
+        self.loss: list[float] = []
+        self.lr: list[float] = []
+        self.options: list[tuple[int, float, Any]] = []
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.loss.append(float(outputs["loss"]))
+        self.lr.append(float(trainer.callback_metrics.get("train/lr", torch.nan)))
+        criterion = getattr(pl_module, "criterion", None)
+        if hasattr(criterion, "C"):
+            self.options.append((trainer.current_epoch + 1, criterion.C, criterion.kernel))
+
+
+class StopAfter(Callback):
+    """Ends a run after an epoch, without changing max_epochs, on which schedules depend."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.should_stop = trainer.should_stop or trainer.current_epoch + 1 >= self.epochs
+
+
+class Interrupted(RuntimeError):
+    """What FailAt raises."""
+
+
+def shapes(**changes: Any) -> ShapesDataModule:
+    """32 training and 20 test images of 16 pixels, four batches of 8."""
+    options: dict[str, Any] = {
+        "train_size": 32,
+        "test_size": 20,
+        "image_size": 16,
+        "batch_size": 8,
+        "eval_batch_size": 16,
+        "num_workers": 0,
+    }
+    return ShapesDataModule(**(options | changes))
+
+
+#: Options of a module that is as small as a real one can be.
+TINY: dict[str, Any] = {"backbone": "conv4", "projection_head": "cifar", "hidden_dim": 16, "output_dim": 8}
+
+
+def mmcl(seed: int = 0, **changes: Any) -> MMCL:
+    torch.manual_seed(seed)
+    return MMCL(**(TINY | changes))
+
+
+def simclr(seed: int = 0, **changes: Any) -> SimCLR:
+    torch.manual_seed(seed)
+    return SimCLR(**(TINY | changes))
+
+
+def trainer(folder: Path, *callbacks: Callback, log: bool = False, **changes: Any) -> Trainer:
+    options: dict[str, Any] = {
+        "default_root_dir": folder,
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 1,
+        "log_every_n_steps": 1,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": any("Checkpoint" in type(callback).__name__ for callback in callbacks),
+        "limit_val_batches": 0,
+        "num_sanity_val_steps": 0,
+        "logger": TensorBoardLogger(folder, name="tb", version=0) if log else False,
+    }
+    return Trainer(callbacks=list(callbacks), **(options | changes))
+
+
+def events(folder: Path) -> EventAccumulator:
+    """Everything that a run wrote to TensorBoard, of the one run below ``folder``."""
+    (path,) = {file.parent for file in folder.rglob("events.out.tfevents*")}
+    return EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0, "histograms": 0}).Reload()
+
+
+def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
+    """Steps and values of a scalar."""
+    return [(event.step, event.value) for event in events(folder).Scalars(tag)]
+
+
+class Plain(LightningModule):
+    """Someone else's module: loaders of its own, no datamodule, no criterion of ours."""
+
+    def __init__(self, labels: Tensor | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(
+            nn.Flatten(), nn.Linear(3 * 16 * 16, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 5)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return image_loader(24, seed=5, batch_size=8, shuffle=True)
+
+
+def image_loader(count: int, seed: int, labels: Tensor | None = None, **options: Any) -> DataLoader[Any]:
+    """Batches ``(image, label)`` of random images whose brightness tells their class, of three."""
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.arange(count) % 3
+    images = torch.rand(count, 3, 16, 16, generator=generator) + targets[:, None, None, None]
+    return DataLoader(
+        TensorDataset(images, targets if labels is None else labels), **({"batch_size": 10} | options)
+    )
