@@ -7,30 +7,53 @@ can run code: use only configurations you trust.
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from mmcl_lightning.callbacks import OnlineKNN, RepresentationWriter
-from mmcl_lightning.errors import MMCLError
+from mmcl_lightning.errors import ConfigError, MMCLError
 from mmcl_lightning.recipes import RecipeFile
 
 __all__ = ["MMCLCLI", "main"]
 
 
+#: Lines of jsonargparse's messages that repeat types and values, or are true of every option.
+_NOISE = (
+    "Does not validate against any of the Union subtypes",
+    "Errors:",
+    "Expected a <class 'NoneType'>",
+    "Expected a path but ",
+    "Given value",
+    "Subtypes:",
+)
+
+
 class RecipeParser(LightningArgumentParser):
-    """A parser whose ``--config`` also finds shipped recipes by their bare name."""
+    """A parser whose ``--config`` also finds shipped recipes by their bare name, with short messages."""
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
         """Replace the action behind ``--config``."""
         if "--config" in args:
             kwargs["action"] = RecipeFile
         return super().add_argument(*args, **kwargs)
+
+    def print_usage(self, file: Any = None) -> None:
+        """Print nothing: the usage of ``fit`` fills a page and would bury the message below it."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Exit with the part of the message that says what is wrong."""
+        super().error(_essence(message) if self.exit_on_error else message, ex)
 
 
 class MMCLCLI(LightningCLI):
@@ -39,12 +62,20 @@ class MMCLCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         # Lightning would silently let the checkpoint's model options win over the configuration and the
         # command line. Here the configuration wins, and differences are said once the model is there.
-        return
+        path = self._ckpt_path()
+        if path is None or path in ("best", "last", "hpc") or path.startswith("registry") or "://" in path:
+            return
+        if not Path(path).exists():
+            raise ConfigError(f"there is no checkpoint {path}: set --ckpt_path to an existing file")
+
+    def _ckpt_path(self) -> str | None:
+        path = self.config.get(self.config.subcommand, {}).get("ckpt_path")
+        return None if path is None else str(path)
 
     def after_instantiate_classes(self) -> None:
         """Say where a checkpoint that is about to be resumed differs from the configuration."""
-        path = self.config.get(self.subcommand or "", {}).get("ckpt_path") if self.subcommand else None
-        if not path or not Path(path).is_file():
+        path = self._ckpt_path()
+        if path is None or not Path(path).is_file():
             return
         saved = torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters", {})
         for name, value in self.model.hparams.items():
@@ -58,7 +89,8 @@ class MMCLCLI(LightningCLI):
         """Print where things lie and how to look at them."""
         if not self.trainer.is_global_zero:
             return
-        print(f"\nTrained {self.trainer.current_epoch} epochs, {self.trainer.global_step} steps.")
+        epochs = self.trainer.current_epoch
+        print(f"\nTrained {epochs} epoch{'s' * (epochs != 1)}, {self.trainer.global_step} steps.")
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, OnlineKNN) and callback.curve:
                 (_, start), (_, end) = callback.curve[0], callback.curve[-1]
@@ -72,6 +104,14 @@ class MMCLCLI(LightningCLI):
             if isinstance(logger, TensorBoardLogger):
                 print(f"TensorBoard:  {_short(logger.log_dir)}")
                 print(f"Open it with: tensorboard --logdir {_short(logger.root_dir)}")
+
+    def before_test(self) -> None:
+        """Say what to use instead where a module has no test, as pretraining has none."""
+        if not is_overridden("test_step", self.model, LightningModule):
+            raise ConfigError(
+                f"{type(self.model).__name__} has no test: `validate` gives val/loss and the k-NN readout on "
+                "the test images, `predict` writes their representations"
+            )
 
     def before_predict(self) -> None:
         """Add the writer of representations, unless the configuration brings one."""
@@ -90,6 +130,7 @@ def main(args: list[str] | None = None) -> None:
         SystemExit: With code 1 after an error of this package, whose message is all that is printed;
             with code 2 after a wrong argument.
     """
+    _quieten()
     try:
         MMCLCLI(
             LightningModule,
@@ -103,9 +144,52 @@ def main(args: list[str] | None = None) -> None:
             parser_class=RecipeParser,
             args=args,
         )
-    except MMCLError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except Exception as error:
+        message = _plain_message(error)
+        if message is None:
+            raise
+        print(f"error: {message}", file=sys.stderr)
         raise SystemExit(1) from error
+
+
+def _essence(message: str) -> str:
+    """Reduce a nested message of jsonargparse to ``key.of.the.option: what is wrong``."""
+    keys, lines = [], []
+    for line in message.splitlines():
+        text = line.strip().removeprefix("- ")
+        if key := re.fullmatch(r'Parser key "(.+)":', text):
+            keys.append(key[1])
+        elif text and not text.startswith(_NOISE):
+            lines.append(re.sub(r"^Problem with given class_path '(.+)':$", r"\1:", text))
+    if not lines:
+        return message
+    where = f"{'.'.join(keys)}: " if keys else ""
+    return where + " ".join(dict.fromkeys(lines))
+
+
+def _plain_message(error: BaseException) -> str | None:
+    """Message of an error that the user can mend, or ``None`` for one that needs its traceback."""
+    cause: BaseException | None = error
+    while cause is not None:  # jsonargparse wraps what a constructor raises
+        if isinstance(cause, MMCLError):
+            text = str(cause)
+            # From a worker of a loader the text is the worker's whole traceback, the message last.
+            return text.rpartition(f"{type(cause).__name__}: ")[2].strip() if "\nTraceback" in text else text
+        cause = cause.__cause__
+    return str(error) if isinstance(error, MisconfigurationException) else None
+
+
+def _quieten() -> None:
+    """Silence what a run prints without need: advertisements, and a deprecation inside of Lightning."""
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # main([...]) in a notebook
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    if _no_tip not in logger.filters:
+        logger.addFilter(_no_tip)
+
+
+def _no_tip(record: logging.LogRecord) -> bool:
+    return "Tip: For seamless cloud" not in record.getMessage()
 
 
 def _short(path: str) -> str:

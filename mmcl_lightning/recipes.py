@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ActionConfigFile, Namespace
+from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 
 from mmcl_lightning.errors import ConfigError
 
@@ -52,6 +52,7 @@ def find_recipe(name: str) -> str:
 class RecipeFile(ActionConfigFile):
     """``--config`` that takes a path or the name of a shipped recipe."""
 
-    def __call__(self, parser: Any, cfg: Namespace, values: Any, option_string: str | None = None) -> None:
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Find the file, then read it as usual."""
-        super().__call__(parser, cfg, find_recipe(values) if isinstance(values, str) else values, option_string)
+        path = find_recipe(values) if isinstance(values, str) else values
+        super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]

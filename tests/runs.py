@@ -56,7 +56,7 @@ class StopAfter(Callback):
         trainer.should_stop = trainer.should_stop or trainer.current_epoch + 1 >= self.epochs
 
 
-class Interrupted(RuntimeError):
+class InterruptedRunError(RuntimeError):
     """What FailAt raises."""
 
 
@@ -118,7 +118,7 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
 class Plain(LightningModule):
     """Someone else's module: loaders of its own, no datamodule, no criterion of ours."""
 
-    def __init__(self, labels: Tensor | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.net = nn.Sequential(
@@ -132,7 +132,7 @@ class Plain(LightningModule):
         return self(batch[0]).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return torch.optim.SGD(self.parameters(), lr=1e-4, momentum=0.9)
 
     def train_dataloader(self) -> DataLoader[Any]:
         return image_loader(24, seed=5, batch_size=8, shuffle=True)

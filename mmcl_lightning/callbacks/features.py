@@ -49,13 +49,18 @@ def collect_features(
     """
     head = getattr(module, "projection_head", None)
     if feature == "z" and head is None:
-        raise ConfigError(f"feature='z' needs a module with a projection_head; {type(module).__name__} has none")
+        raise ConfigError(
+            f"feature='z' needs a module with a projection_head; {type(module).__name__} has none"
+        )
     features, labels = [], []
     with evaluating(module), trainer.precision_plugin.forward_context():
         for batch in loader:
-            h = module(batch[0].to(module.device, non_blocking=True))
+            images = trainer.precision_plugin.convert_input(batch[0])
+            h = module(images.to(module.device, non_blocking=True))
             features.append((head(h) if feature == "z" and head is not None else h).float())
             labels.append(batch[1].to(module.device, non_blocking=True))
     if not features:
-        raise DataError("the loader gave no batch: the data set is empty, or smaller than its drop_last batch")
+        raise DataError(
+            "the loader gave no batch: the data set is empty, or smaller than its drop_last batch"
+        )
     return torch.cat(features), torch.cat(labels)

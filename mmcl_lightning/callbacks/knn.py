@@ -83,6 +83,7 @@ class OnlineKNN(Callback):
         self.query_loader = query_loader
         self.num_classes = num_classes
         self.curve: list[tuple[int, float]] = []  # (epochs trained, top1): survives a resume
+        self.described = ""  # the protocol of the last readout, in words
         self._values: dict[str, float] = {}
         self._said: set[str] = set()
 
@@ -103,12 +104,12 @@ class OnlineKNN(Callback):
         if epoch % self.every_n_epochs == 0 or last or not self._values:
             self._values = self._readout(trainer, pl_module)
             self._record(trainer, epoch)
-            self.log_dict(self._values, prog_bar=True, batch_size=1)
+            pl_module.log_dict(self._values, prog_bar=True, batch_size=1)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read out under ``trainer.validate``; during ``fit`` the end of the training epoch does it."""
         if trainer.state.fn == TrainerFn.VALIDATING:
-            self.log_dict(self._readout(trainer, pl_module), batch_size=1)
+            pl_module.log_dict(self._readout(trainer, pl_module), batch_size=1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the curve so far and the latest values."""
@@ -135,7 +136,8 @@ class OnlineKNN(Callback):
             classes = int(torch.maximum(bank_labels.max(), query_labels.max())) + 1
         protocol = dataclasses.replace(self.protocol, k=k)
         accuracy = knn_accuracy(query, query_labels, bank, bank_labels, classes, protocol)
-        self._describe(trainer, f"{protocol.describe()}, bank {len(bank)}, queries {len(query)}")
+        self.described = f"{protocol.describe()}, bank {len(bank)}, queries {len(query)}"
+        self._write_protocol(trainer)
         return {f"knn/{name}": value for name, value in accuracy.items()}
 
     def _loaders(self, trainer: Trainer) -> tuple[Iterable[Any], Iterable[Any]] | None:
@@ -153,12 +155,12 @@ class OnlineKNN(Callback):
         if "knn/top1" in self._values:
             self.curve.append((epoch, self._values["knn/top1"]))
 
-    def _describe(self, trainer: Trainer, text: str) -> None:
+    def _write_protocol(self, trainer: Trainer) -> None:
         if "protocol" not in self._said:
             self._said.add("protocol")
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
-                    logger.experiment.add_text("knn/protocol", text, trainer.global_step)
+                    logger.experiment.add_text("knn/protocol", self.described, trainer.global_step)
 
     def _say_once(self, message: str) -> None:
         if message not in self._said:

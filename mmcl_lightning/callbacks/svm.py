@@ -51,6 +51,7 @@ class SVMSolverCallback(Callback):
         }
         self.log_histogram = log_histogram
         self.retries = 0
+        self._announced = False
         self._warned: set[Status] = set()
         for name, changes in self.schedule.items():
             if not changes or min(changes) < 1:
@@ -59,20 +60,23 @@ class SVMSolverCallback(Callback):
     def check(self, criterion: MMCLLoss) -> None:
         """Raise :class:`ConfigError` now if the schedule would fail in some later epoch."""
         before = (criterion.kernel, criterion.solver, criterion.C, criterion.reg, criterion.drop_at_bound)
-        for name, changes in self.schedule.items():
-            for value in changes.values():
-                criterion.set_option(name, value)
-        criterion.kernel, criterion.solver, criterion.C, criterion.reg, criterion.drop_at_bound = before
+        try:
+            for name, changes in self.schedule.items():
+                for value in changes.values():
+                    criterion.set_option(name, value)
+        finally:
+            criterion.kernel, criterion.solver, criterion.C, criterion.reg, criterion.drop_at_bound = before
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check the schedule, and put it in force: a run resumed within an epoch skips the next hook."""
+        self.check(self._criterion(pl_module))
+        self._apply(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the options of this epoch in force."""
-        epoch = trainer.current_epoch + 1
-        for name, changes in self.schedule.items():
-            reached = [start for start in changes if start <= epoch]
-            if reached:
-                value = changes[max(reached)]
-                self._criterion(pl_module).set_option(name, value)
-                self._log_scalar(trainer, f"svm/{name.rpartition('.')[2]}", value)
+        for name, value in self._apply(trainer, pl_module).items():
+            for logger in trainer.loggers:
+                logger.log_metrics({f"svm/{name.rpartition('.')[2]}": value}, step=trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -82,7 +86,8 @@ class SVMSolverCallback(Callback):
         solution, problem = criterion.last_solution, criterion.last_problem
         if solution is None or problem is None:
             return
-        if trainer.global_step == 1:
+        if trainer.global_step == 1 and not self._announced:
+            self._announced = True
             rank_zero_info(f"MMCL: {problem.negatives} negatives per anchor, {problem.B} anchors per process")
         if solution.retries:
             self.retries += solution.retries
@@ -92,11 +97,14 @@ class SVMSolverCallback(Callback):
                 f"({solution.retries} times, ridge + {solution.extra_ridge:g}); svm/retries counts on",
             )
         if solution.status is Status.MAX_STEPS:
-            self._warn_once(solution.status, f"SVM solver, step {trainer.global_step}: {solution.status.value}")
-        if (trainer.global_step - 1) % trainer.log_every_n_steps == 0:
+            self._warn_once(
+                solution.status, f"SVM solver, step {trainer.global_step}: {solution.status.value}"
+            )
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if trainer.global_step % every == 0:  # the steps that Lightning writes
             stats = criterion.last_stats
-            self.log_dict({f"svm/{name}": stats[name] for name in self._LOGGED}, on_step=True)
-            self.log("svm/retries", float(self.retries), on_step=True)
+            pl_module.log_dict({f"svm/{name}": stats[name] for name in self._LOGGED}, on_step=True)
+            pl_module.log("svm/retries", float(self.retries), on_step=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the histogram of the last step's alpha."""
@@ -121,17 +129,22 @@ class SVMSolverCallback(Callback):
             self._warned.add(key)
             rank_zero_warn(message)
 
-    @staticmethod
-    def _log_scalar(trainer: Trainer, name: str, value: float) -> None:
-        for logger in trainer.loggers:
-            logger.log_metrics({name: value}, step=trainer.global_step)
+    def _apply(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+        """Set the options that the schedule has for the current epoch, and return them."""
+        options = {}
+        for name, changes in self.schedule.items():
+            reached = [start for start in changes if start <= trainer.current_epoch + 1]
+            if reached:
+                options[name] = changes[max(reached)]
+                self._criterion(pl_module).set_option(name, options[name])
+        return options
 
     @staticmethod
     def _criterion(pl_module: LightningModule) -> MMCLLoss:
         criterion = getattr(pl_module, "criterion", None)
         if not isinstance(criterion, MMCLLoss):
             raise ConfigError(
-                f"SVMSolverCallback needs a module whose criterion is an MMCLLoss; {type(pl_module).__name__} "
-                f"has {type(criterion).__name__}"
+                f"SVMSolverCallback needs a module whose criterion is an MMCLLoss; "
+                f"{type(pl_module).__name__} has {type(criterion).__name__}"
             )
         return criterion

@@ -38,8 +38,8 @@ class Throughput(Callback):
             self._seconds += now - self._mark
             self._images += len(batch[0][0]) * trainer.world_size
         self._mark = now
-        if self._images and trainer.global_step % trainer.log_every_n_steps == 0:
-            self.log("time/images_per_second", self._images / self._seconds, on_step=True, batch_size=1)
+        if self._images and trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            pl_module.log("time/images_per_second", self._images / self._seconds, on_step=True, batch_size=1)
             self._images, self._seconds = 0, 0.0
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

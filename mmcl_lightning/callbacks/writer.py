@@ -50,5 +50,5 @@ class RepresentationWriter(BasePredictionWriter):
             for name in predictions[0]
         }
         arrays["target"] = arrays["target"].astype(np.int64)
-        np.savez(path, **arrays)
+        np.savez(path, **arrays)  # type: ignore[arg-type]
         print(f"Representations of {len(arrays['h'])} images: {path}")

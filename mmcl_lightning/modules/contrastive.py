@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import warnings
@@ -81,7 +82,7 @@ class ContrastiveModule(LightningModule):
         self.projection_head = _head(
             from_spec(projection_head, nn.Module, "projection_head"), self.backbone, hidden_dim, output_dim
         )
-        self.criterion = from_spec(criterion, ContrastiveLoss, "criterion")
+        self.criterion = from_spec(criterion, ContrastiveLoss, "criterion")  # type: ignore[type-abstract]
         self.optimizer: OptimizerCallable = from_spec(optimizer, torch.optim.Optimizer, "optimizer")
         if self.optimizer is None:
             self.optimizer = functools.partial(torch.optim.Adam, lr=1e-3, weight_decay=1e-6)
@@ -93,6 +94,12 @@ class ContrastiveModule(LightningModule):
         """Return the representation h, shape ``(B, F)``, of images ``(B, 3, H, W)``."""
         h: Tensor = self.backbone(x)
         return h
+
+    def on_train_start(self) -> None:
+        """Hand the loaders their state from the checkpoint, so that an interrupted epoch continues."""
+        # Lightning does it when it sets the loaders up. configure_optimizers below asks for the number of
+        # steps, which sets them up before the checkpoint's loop state is read, and then nobody does.
+        self.trainer.fit_loop._load_combined_loader_states()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of a batch of views; a projection that is not finite raises, naming the step."""
@@ -130,6 +137,15 @@ class ContrastiveModule(LightningModule):
             scheduler = WarmupConstant(optimizer, warmup_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Let a run that broke off within a batch begin again with this batch, not with the next one."""
+        fit = checkpoint.get("loops", {}).get("fit_loop", {})
+        current = fit.get("epoch_loop.batch_progress", {}).get("current", {})
+        unfinished = current.get("ready", 0) - current.get("processed", 0)
+        for loader in fit.get("state_dict", {}).get("combined_loader", []):
+            if unfinished and "batches" in loader:  # our ResumableDataLoader counts what it handed out
+                loader["batches"] -= unfinished
+
     def _contrast(self, batch: Any) -> Tensor:
         views = batch[0]
         if not isinstance(views, list | tuple) or len(views) != 2:
@@ -157,7 +173,7 @@ class ContrastiveModule(LightningModule):
         return int(size) * self.trainer.world_size * self.trainer.accumulate_grad_batches
 
     def _record_options(self) -> None:
-        """Store the options in plain data; under LightningCLI they are stored as the configuration has them."""
+        """Store the options in plain data; under LightningCLI they are stored as the YAML has them."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`.*")
             self.save_hyperparameters(frame=_caller_frame())
@@ -168,6 +184,7 @@ class ContrastiveModule(LightningModule):
             options.pop("criterion", None)  # a thin subclass builds it from the other options
         self.hparams.clear()
         self.hparams.update(options)
+        self._hparams_initial = copy.deepcopy(self._hparams)  # what loggers write; no copies of live modules
 
 
 def _caller_frame() -> Any:
@@ -175,13 +192,12 @@ def _caller_frame() -> Any:
     import inspect
 
     frame = inspect.currentframe()
-    assert frame is not None and frame.f_back is not None
+    assert frame is not None
+    assert frame.f_back is not None
     return frame.f_back.f_back
 
 
-def _head(
-    head: str | nn.Module, backbone: nn.Module, hidden_dim: int | None, output_dim: int
-) -> nn.Module:
+def _head(head: str | nn.Module, backbone: nn.Module, hidden_dim: int | None, output_dim: int) -> nn.Module:
     if isinstance(head, nn.Module):
         return head
     if head == "imagenet":

@@ -17,10 +17,9 @@ __all__ = ["MMCL"]
 
 
 class MMCL(ContrastiveModule):
-    """Pretraining by max-margin contrast (Shah et al., AAAI 2022): one SVM per image decides which
-    negatives count.
+    """Pretraining by max-margin contrast (Shah et al., AAAI 2022).
 
-    The solver is pluggable; the module brings a
+    One SVM per image decides which negatives count. The solver is pluggable; the module brings a
     :class:`~mmcl_lightning.callbacks.SVMSolverCallback` that logs, schedules and guards it.
 
     Args:

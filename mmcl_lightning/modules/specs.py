@@ -27,6 +27,8 @@ def to_spec(value: Any) -> Any:
         return {"class_path": _path(type(value)), "init_args": to_spec(_fields(value))}
     if isinstance(value, functools.partial) and not value.args:
         return {"class_path": _path(value.func), "init_args": to_spec(value.keywords)}
+    if isinstance(value, type):  # an optimizer class, called with its own defaults
+        return {"class_path": _path(value), "init_args": {}}
     if isinstance(value, dict):
         return {key: to_spec(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -61,7 +63,10 @@ def from_spec(value: Any, base: type[T], option: str) -> Any:
     if "class_path" not in value:
         raise ConfigError(f"{option} must be a {base.__name__} or have a class_path, got {value}")
     module, _, name = value["class_path"].rpartition(".")
-    cls = getattr(importlib.import_module(module), name, None)
+    try:
+        cls = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise ConfigError(f"{option}: {value['class_path']} cannot be imported ({error})") from error
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise ConfigError(f"{option}: {value['class_path']} is no {base.__name__}")
     factory = functools.partial(cls, **value.get("init_args", {}))

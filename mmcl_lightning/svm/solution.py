@@ -14,9 +14,7 @@ class Status(enum.Enum):
     """How a solve ended. The value is a sentence that closes with what to do about it."""
 
     CONVERGED = "every problem met the tolerance on its optimality residual"
-    MAX_STEPS = (
-        "at least one problem stopped at max_steps above the tolerance: raise max_steps, loosen tol, or raise reg"
-    )
+    MAX_STEPS = "at least one problem stopped at max_steps above the tolerance: raise max_steps, tol or reg"
     TRUNCATED = (
         "closed form clipped to the box, which is not the optimum of the box problem: "
         "use the Exact solver where the optimum itself is wanted"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from runs import Interrupted, Recorder, StopAfter, mmcl, shapes, simclr, trainer
+from runs import InterruptedRunError, Recorder, StopAfter, mmcl, shapes, simclr, trainer
 
 from mmcl_lightning.kernels import RBF
 from mmcl_lightning.modules import ContrastiveModule
@@ -38,7 +38,7 @@ class FailAt(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step == self.step:
-            raise Interrupted(f"step {self.step}")
+            raise InterruptedRunError(f"step {self.step}")
 
 
 def checkpoint(folder: Path) -> ModelCheckpoint:
@@ -66,7 +66,7 @@ def test_resumed_run_equals_uninterrupted_one(
     stop = StopAfter(cut // STEPS) if cut % STEPS == 0 else FailAt(cut)
     first = trainer(tmp_path, before, stop, checkpoint(tmp_path), max_epochs=EPOCHS)
     if isinstance(stop, FailAt):
-        with pytest.raises(Interrupted):
+        with pytest.raises(InterruptedRunError):
             first.fit(build(kind), shapes())
     else:
         first.fit(build(kind), shapes())
@@ -78,7 +78,8 @@ def test_resumed_run_equals_uninterrupted_one(
     assert before.loss + after.loss == pytest.approx(whole[0].loss, abs=1e-6, rel=0)
     assert before.lr + after.lr == pytest.approx(whole[0].lr, abs=1e-12, rel=0)
     assert before.options + after.options == whole[0].options
-    assert all(torch.equal(a, b) for a, b in zip(module.state_dict().values(), whole[1].state_dict().values()))
+    weights = module.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in whole[1].state_dict().items())
 
 
 def test_schedules_count_epochs_from_one(tmp_path: Path) -> None:

@@ -1,0 +1,205 @@
+"""The command line: what it does, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_recipes import SMALL
+
+from mmcl_lightning.cli import main
+from mmcl_lightning.datamodules import ShapesDataModule
+from mmcl_lightning.modules import MMCL
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def complaint(args: list[str], capsys: pytest.CaptureFixture[str], code: int) -> str:
+    """Run in vain, and return what a user reads, which must be short."""
+    with pytest.raises(SystemExit) as end:
+        main(args)
+    assert end.value.code == code
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("tip: ")]
+    said = lines[next(i for i, line in enumerate(lines) if line.startswith("error: ")) :]
+    assert len(said) == 1, said
+    assert len(said[0]) < 500
+    assert "Traceback" not in said[0]
+    return said[0]
+
+
+QUICK = ["fit", "--config=quickstart", *SMALL]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--model.C=-1"], "C must be > 0, or .inf for no upper bound, got -1.0"),
+        (["--model.kernel.gamma=-1"], "gamma must be a number > 0 or 'median', got -1.0"),
+        (["--data.batch_size=1"], "batch_size must be at least 2"),
+        (["--data.batch_size=64"], "there are only 16 training images; set batch_size to 16 or less"),
+        (["--model.backbone=resnet51"], "Unknown backbone 'resnet51'. Did you mean 'resnet50'"),
+        (
+            ['--model.schedule={"kernel.gama": {"1": 2}}'],
+            "'kernel.gama' is no option of this loss; there are",
+        ),
+        (['--model.schedule={"C": {"9": -2}}'], "C must be > 0"),
+        (["--model.warmup=1"], "warmup is a share of all steps"),
+        (["--trainer.max_epochs=-1"], "needs an end: set trainer.max_epochs or max_steps"),
+        (["--ckpt_path=nowhere.ckpt"], "there is no checkpoint nowhere.ckpt"),
+        (["--config=stl11_mmcl"], "did you mean stl10_mmcl.yaml? Recipes: cifar100_mmcl.yaml, "),
+    ],
+)
+def test_an_option_that_cannot_work(
+    options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert expected in complaint([*QUICK, *options], capsys, code=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--model=mmcl_lightning.modules.MMCLX"], "error: model: mmcl_lightning.modules.MMCLX: module "),
+        (["--model.kernel=mmcl_lightning.kernels.RBFX"], "has no attribute 'RBFX'"),
+        (["--model.optimizer=torch.optim.Adamm"], "has no attribute 'Adamm'"),
+        (["--model.gama=1"], "error: model: mmcl_lightning.modules.MMCL: Option 'gama' is not accepted"),
+        (["--data.batchsize=8"], "Option 'batchsize' is not accepted"),
+        (["--model.C=big"], "error: model.C: mmcl_lightning.modules.MMCL: Expected a <class 'float'>"),
+        (["--trainer.max_epochz=1"], "max_epochz"),
+        (["--trainer.max_epochs=many"], "max_epochs"),
+    ],
+)
+def test_an_option_that_does_not_exist(
+    options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert expected in complaint([*QUICK, *options], capsys, code=2)
+
+
+def test_no_or_a_wrong_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "fit,validate,test,predict" in complaint([], capsys, code=2)
+    assert "invalid choice: 'train'" in complaint(["train"], capsys, code=2)
+    assert "required: fit.data, fit.model" in complaint(["fit"], capsys, code=2)
+
+
+FOLDER = [
+    "fit",
+    "--config=folder_mmcl",
+    *[option for option in SMALL if not option.startswith("--data")],
+    "--data.image_size=16",
+    "--data.batch_size=8",
+    "--trainer.max_epochs=1",
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_folder_that_is_missing_empty_or_damaged(
+    workers: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [*FOLDER, f"--data.num_workers={workers}"]
+    assert "nowhere does not exist; set --data.root" in complaint([*args, "--data.root=nowhere"], capsys, 1)
+    (folder / "empty").mkdir()
+    assert str(folder / "empty") in complaint([*args, "--data.root=empty"], capsys, 1)
+    (folder / "photos").mkdir()
+    for index in range(20):
+        Image.fromarray(np.full((20, 20, 3), index, np.uint8)).save(folder / "photos" / f"{index:02d}.png")
+    for path in (folder / "photos").iterdir():
+        path.write_bytes(path.read_bytes()[:60])
+    said = complaint([*args, "--data.root=photos"], capsys, 1)
+    assert said.startswith(f"error: the image {folder / 'photos'}/")
+    assert said.endswith("repair or remove it")
+
+
+def test_missing_files_of_a_data_set(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("stl10_mmcl", "cifar10_mmcl", "cifar100_mmcl"):
+        args = ["fit", f"--config={name}", "--data.root=nowhere", "--data.num_workers=0"]
+        options = ["--model.backbone=conv4", "--model.cifar_stem=false", "--trainer.accelerator=cpu"]
+        assert "--data.download true" in complaint([*args, *options], capsys, 1)
+
+
+@pytest.fixture
+def trained(folder: Path) -> Path:
+    main([*QUICK, "--trainer.max_epochs=1"])
+    return next(folder.rglob("last.ckpt"))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_validate_predict_and_test(trained: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    main(["validate", *QUICK[1:], f"--ckpt_path={trained}"])
+    shown = capsys.readouterr().out
+    assert "val/loss" in shown
+    assert "knn/top1" in shown
+
+    assert main(["predict", *QUICK[1:], f"--ckpt_path={trained}", "--data.eval_batch_size=4"]) is None
+    (path,) = folder.rglob("representations.npz")
+    assert f"Representations of 10 images: {path.relative_to(folder)}" in capsys.readouterr().out
+    written = np.load(path)
+    data = ShapesDataModule(train_size=16, test_size=10, image_size=16, num_workers=0)
+    images, targets = next(iter(data.predict_dataloader()))
+    module = MMCL.load_from_checkpoint(trained).eval()
+    with torch.no_grad():
+        h = module(images)
+        z = module.projection_head(h)
+    np.testing.assert_allclose(written["h"], h, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(written["z"], z, rtol=1e-5, atol=1e-6)
+    assert written["target"].tolist() == targets.tolist()
+
+    args = ["test", *QUICK[1:], f"--ckpt_path={trained}"]
+    assert "MMCL has no test: `validate` gives" in complaint(args, capsys, 1)
+
+
+def test_the_configuration_wins_over_the_checkpoint_and_says_so(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    args = [*QUICK, f"--ckpt_path={trained}", "--trainer.max_epochs=2"]
+    main([*args, "--model.C=5", "--model.kernel.gamma=0.5"])
+    said = [line for line in capsys.readouterr().err.splitlines() if "wins" in line]
+    assert len(said) == 2
+    assert said[0].startswith("model.kernel is ")
+    assert said[1] == f"model.C is 5.0 here and 100.0 in {trained}: the configuration wins"
+
+
+def test_another_optimizer_keeps_nothing_of_the_old_one(folder: Path) -> None:
+    options = ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.5", "--trainer.max_epochs=1"]
+    main([*QUICK, *options])
+    group = torch.load(next(folder.rglob("last.ckpt")), weights_only=True)["optimizer_states"][0][
+        "param_groups"
+    ][0]
+    assert group["initial_lr"] == 0.5
+    assert group["weight_decay"] == 1e-4  # of the recipe, which sets it in sight
+
+
+def test_an_optimizer_without_a_recipe_has_its_own_defaults(folder: Path) -> None:
+    model = ["--model=mmcl_lightning.modules.MMCL", "--model.projection_head=cifar"]
+    options = ["--model.optimizer=torch.optim.AdamW", "--trainer.max_epochs=1"]
+    main(["fit", *model, *SMALL, *options])
+    groups = torch.load(next(folder.rglob("*.ckpt")), weights_only=True)["optimizer_states"][0][
+        "param_groups"
+    ]
+    assert {group["name"]: group["weight_decay"] for group in groups} == {
+        "backbone": 0.01,
+        "backbone_no_weight_decay": 0.0,
+        "projection_head": 0.01,
+        "projection_head_no_weight_decay": 0.0,
+    }
+
+
+@pytest.mark.parametrize("program", [["cli.py"], ["-m", "mmcl_lightning"]])
+def test_as_a_program(program: list[str]) -> None:
+    command = [sys.executable, *program, "fit", "--config=quickstart", "--print_config"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "class_path: mmcl_lightning.modules.MMCL\n" in result.stdout
+    assert result.stderr == ""

@@ -1,0 +1,82 @@
+"""The public names: none goes or comes unnoticed, and each is documented."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from typing import Any
+
+import pytest
+
+import mmcl_lightning
+
+#: Names that users may rely on. A removal breaks their code: deprecate first, and say so in CHANGELOG.md.
+PUBLIC = {
+    "callbacks": "OnlineKNN RepresentationWriter SVMSolverCallback Throughput collect_features",
+    "cli": "MMCLCLI main",
+    "datamodules": "CIFAR100DataModule CIFAR10DataModule ImageFolderDataModule SSLDataModule STL10DataModule "
+    "ShapesDataModule Splits",
+    "distributed": "Layout gather_with_gradient layout",
+    "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
+    "kernels": "Intersection Kernel Linear Polynomial RBF Tanh squared_distances",
+    "losses": "ContrastiveLoss MMCLLoss NTXentLoss",
+    "metrics": "EffectiveRank KNNProtocol KNN_PROTOCOLS alignment effective_k feature_std knn_accuracy "
+    "knn_predict knn_scores rankme uniformity",
+    "models": "Conv4 ProjectionHead build_backbone feature_dim",
+    "modules": "ContrastiveModule MMCL SimCLR",
+    "optim": "LARS WarmupConstant WarmupCosine parameter_groups scale_learning_rate",
+    "recipes": "RecipeFile find_recipe recipe_folder recipe_names",
+    "svm": "Exact Factorisation Inverse MaxMarginDual ProjectedGradient Solution Solver Status "
+    "max_margin_dual",
+    "svm.solvers": "Exact Inverse ProjectedGradient Solver",
+    "transforms": "CIFAR_MEAN CIFAR_STD EvalTransform ImageTransform MultiView SimCLRTransform "
+    "SquareGaussianBlur",
+}
+#: Whose arguments are said elsewhere, or are those of a base class.
+ELSEWHERE = {"MMCLCLI", "RecipeFile", "knn_predict", "squared_distances"}
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(f"mmcl_lightning.{name}")
+
+
+DOCUMENTED = {
+    f"{package}.{name}": getattr(module(package), name)
+    for package, names in PUBLIC.items()
+    for name in names.split()
+    if callable(getattr(module(package), name, None))
+}
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_names_are_those_of_the_list(package: str) -> None:
+    assert sorted(module(package).__all__) == PUBLIC[package].split()
+    assert all(hasattr(module(package), name) for name in PUBLIC[package].split())
+    assert module(package).__doc__
+
+
+def test_every_package_is_in_the_list() -> None:
+    found = {
+        info.name.removeprefix("mmcl_lightning.")
+        for info in pkgutil.walk_packages(mmcl_lightning.__path__, "mmcl_lightning.")
+        if info.ispkg or info.name.count(".") == 1
+    }
+    assert found - {"__main__"} == set(PUBLIC)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_argument_is_documented(name: str) -> None:
+    thing = DOCUMENTED[name]
+    text = inspect.getdoc(thing) or ""
+    assert text
+    assert "__doc__" in vars(thing) or not inspect.isclass(thing)  # its own, not that of a base class
+    if name.rpartition(".")[2] in ELSEWHERE or (inspect.isclass(thing) and issubclass(thing, Exception)):
+        return
+    function = thing.__init__ if inspect.isclass(thing) else thing
+    if inspect.isclass(thing) and "__init__" not in vars(thing):
+        return
+    parameters = list(inspect.signature(function).parameters.values())[inspect.isclass(thing) :]
+    missing = [p.name for p in parameters if not re.search(rf"^\s*(\*\*)?{p.name}: ", text, re.MULTILINE)]
+    assert missing == []

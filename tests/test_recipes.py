@@ -1,0 +1,103 @@
+"""Every shipped recipe parses, trains and resumes through the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from mmcl_lightning.cli import main
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.recipes import find_recipe, recipe_folder, recipe_names
+
+#: Options that make any recipe run in a second; the rest is the recipe's own.
+SMALL = [
+    "--data=mmcl_lightning.datamodules.ShapesDataModule",
+    "--data.train_size=16",
+    "--data.test_size=10",
+    "--data.image_size=16",
+    "--data.batch_size=8",
+    "--data.num_workers=0",
+    "--model.backbone=conv4",
+    "--model.hidden_dim=16",
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=1",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+]
+NO_STEM = ["--model.cifar_stem=false"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipe_trains_and_resumes(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # A recipe saves every so many epochs; this one more checkpoint is there after any.
+    saver = {"dirpath": "saved", "filename": "{step}", "every_n_train_steps": 2, "save_top_k": -1}
+    options = [
+        *SMALL,
+        *NO_STEM,
+        "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
+        *[f"--trainer.callbacks.{option}={value}" for option, value in saver.items()],
+    ]
+    assert main(["fit", "--config", name, *options, "--trainer.max_epochs=1"]) is None
+    shown = capsys.readouterr()
+    assert "Trained 1 epoch, 2 steps." in shown.out
+    assert f"TensorBoard:  runs/{Path(name).stem}/version_0" in shown.out
+    assert "litlogger" not in shown.err + shown.out
+    assert "wins" not in shown.err
+    main(["fit", "--config", name, *options, "--trainer.max_epochs=2", "--ckpt_path=saved/step=2.ckpt"])
+    assert "Trained 2 epochs, 4 steps." in capsys.readouterr().out
+    assert torch.load(folder / "saved" / "step=4.ckpt", weights_only=True)["global_step"] == 4
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipe_is_short_and_says_what_it_is(name: str) -> None:
+    text = (recipe_folder() / name).read_text()
+    lines = text.splitlines()
+    assert len(lines) < 60
+    assert lines[0].startswith("# ")
+    assert max(map(len, lines)) <= 120
+    content = yaml.safe_load(text)
+    assert content["trainer"]["logger"]["init_args"]["name"] == Path(name).stem
+    for callback in content["trainer"]["callbacks"]:
+        options = callback.get("init_args", {})
+        # Lightning writes last.ckpt only when it saves another: with a monitor it would be the best one.
+        assert not (options.get("save_last") and options.get("monitor"))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipe_builds_as_it_is(name: str, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """Print_config gives a configuration that gives itself: all classes and options exist."""
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "--config", name, "--print_config"])
+    assert end.value.code == 0
+    printed = capsys.readouterr().out
+    (folder / "printed.yaml").write_text(printed)
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "printed.yaml", "--print_config"])
+    assert capsys.readouterr().out == printed
+
+
+def test_a_recipe_is_found_by_name(folder: Path) -> None:
+    shipped = str(recipe_folder() / "quickstart.yaml")
+    assert find_recipe("quickstart") == find_recipe("quickstart.yaml") == shipped
+    assert find_recipe(shipped) == shipped
+    Path("quickstart.yaml").write_text("trainer: {max_epochs: 3}\n")
+    assert find_recipe("quickstart") == "quickstart.yaml"  # the current folder comes first
+    Path("stl10_mmcl").mkdir()  # a folder is no configuration
+    assert find_recipe("stl10_mmcl") == str(recipe_folder() / "stl10_mmcl.yaml")
+
+
+def test_an_unknown_recipe_lists_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"'stl11_mmcl'.*did you mean stl10_mmcl\.yaml\?.*quickstart\.yaml"):
+        find_recipe("stl11_mmcl")
+    with pytest.raises(ConfigError, match="no configuration 'sub/quickstart'"):
+        find_recipe("sub/quickstart")
