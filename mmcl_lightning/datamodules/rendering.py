@@ -152,7 +152,7 @@ def _coverage(targets: NDArray[np.int64], x: Array, y: Array, generator: np.rand
     """Share of each pixel that the silhouette covers, shape ``(n, size, size)``."""
     n, pixel = len(targets), 2.0 / len(x)
     radius = _uniform(generator, 0.48, 0.75, (n, 1, 1))
-    center = _uniform(generator, -1, 1, (2, n, 1, 1)) * (0.88 - radius)
+    center = _uniform(generator, -1, 1, (2, n, 1, 1)) * (0.92 - radius)
     angle = np.radians(_uniform(generator, -30, 30, (n, 1, 1)))
     dx, dy = x - center[0], y - center[1]
     u = (np.cos(angle) * dx + np.sin(angle) * dy) / radius
@@ -183,7 +183,7 @@ def _foreground(background: Array, generator: np.random.Generator) -> Array:
     """One colour per image that stands out from its background, shape ``(n, 1, 1, 3)``."""
     mean = _f32(background.mean(axis=(1, 2), keepdims=True))
     best = _uniform(generator, 0, 1, mean.shape)
-    for _ in range(2):  # of three colours the one that differs most in lightness
+    for _ in range(5):  # of six colours the one that differs most in lightness
         other = _uniform(generator, 0, 1, mean.shape)
         better = np.abs((other - mean).mean(-1, keepdims=True)) > np.abs(
             (best - mean).mean(-1, keepdims=True)

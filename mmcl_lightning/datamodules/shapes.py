@@ -96,7 +96,7 @@ class ShapesDataModule(SSLDataModule):
         share. Brightness and contrast change less: shapes that fade out teach nothing.
         """
         return SimCLRTransform(
-            self.image_size, crop_scale=(0.4, 1.0), jitter=(0.4, 0.4, 0.8, 0.5), cj_prob=1.0, gray_prob=0.4,
+            self.image_size, crop_scale=(0.5, 1.0), jitter=(0.4, 0.4, 0.8, 0.5), cj_prob=1.0, gray_prob=0.3,
             blur_prob=0.0,
         )  # fmt: skip
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
+from mmcl_lightning.modules.chunked import encode_in_chunks
 from mmcl_lightning.modules.specs import from_spec, to_spec
 from mmcl_lightning.optim import WarmupConstant, WarmupCosine, parameter_groups, scale_learning_rate
 
@@ -46,6 +47,10 @@ class ContrastiveModule(LightningModule):
             the one over all devices and accumulated steps.
         lr_schedule: ``"cosine"`` to zero, or ``"constant"``; per optimizer step.
         warmup: Share of all steps, in [0, 1), that the learning rate rises over.
+        chunk_size: Images that pass the network at a time, so that the batch, and with it the number of
+            negatives, is not limited by the memory for activations. The gradient stays that of the whole
+            batch, at the price of a second forward pass; batch norm sees a chunk as its batch. ``None``
+            for one pass.
 
     Logs:
         ``train/loss``, ``train/lr`` each step; ``val/loss`` on held-out images with training augmentation.
@@ -66,6 +71,7 @@ class ContrastiveModule(LightningModule):
         lr_scaling: Literal["sqrt", "linear", "none"] = "none",
         lr_schedule: Literal["cosine", "constant"] = "constant",
         warmup: float = 0.0,
+        chunk_size: int | None = None,
     ):
         super().__init__()
         self._record_options()
@@ -73,6 +79,8 @@ class ContrastiveModule(LightningModule):
             raise ConfigError(f"lr_schedule must be 'cosine' or 'constant', got {lr_schedule!r}")
         if not 0 <= warmup < 1:
             raise ConfigError(f"warmup is a share of all steps in [0, 1), got {warmup}")
+        if chunk_size is not None and chunk_size < 1:
+            raise ConfigError(f"chunk_size must be >= 1, or None for one pass, got {chunk_size}")
         scale_learning_rate(1.0, 1, lr_scaling)  # raises here, not hours later
         backbone = from_spec(backbone, nn.Module, "backbone")
         if isinstance(backbone, str):
@@ -89,6 +97,7 @@ class ContrastiveModule(LightningModule):
         self.lr_scaling = lr_scaling
         self.lr_schedule = lr_schedule
         self.warmup = warmup
+        self.chunk_size = chunk_size
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the representation h, shape ``(B, F)``, of images ``(B, 3, H, W)``."""
@@ -151,13 +160,25 @@ class ContrastiveModule(LightningModule):
         if not isinstance(views, list | tuple) or len(views) != 2:
             got = f"{len(views)} views" if isinstance(views, list | tuple) else type(views).__name__
             raise ShapeError(f"a batch must start with a list of two views, each (B, 3, H, W); got {got}")
-        z0, z1 = self.projection_head(self.backbone(torch.cat(list(views)))).chunk(2)
+        z0, z1 = self._project(list(views))
         try:
             loss: Tensor = self.criterion(z0, z1)
         except NumericalError as error:
             where = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
             raise NumericalError(f"{where} step {self.global_step}: {error}") from error
         return loss
+
+    def _project(self, views: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the projections of both views, each ``(B, D)``."""
+
+        def encode(images: Tensor) -> Tensor:
+            z: Tensor = self.projection_head(self.backbone(images))
+            return z
+
+        if self.chunk_size is None or not torch.is_grad_enabled():
+            z0, z1 = encode(torch.cat(views)).chunk(2)
+            return z0, z1
+        return encode_in_chunks(encode, views, self.chunk_size, [self.backbone, self.projection_head])
 
     def _global_batch_size(self) -> int:
         """Images per optimizer step, over all devices and accumulated batches."""
