@@ -67,7 +67,11 @@ def run(job: tuple[str, list[str]], runs: Path) -> None:
 
 def jobs(root: str, epochs: int) -> Iterator[tuple[str, list[str]]]:
     """Yield every run: raw pixels, then each seed of each method."""
-    pixels = ["--model.backbone", "torch.nn.Flatten", "--model.projection_head", "torch.nn.Identity"]
+    pixels = [
+        *("--model.backbone.class_path", "torch.nn.Flatten"),
+        *("--model.projection_head.class_path", "torch.nn.Identity"),
+        *("--trainer.limit_val_batches", "1"),
+    ]
     yield (
         "pixels",
         ["validate", "--config", "cifar10_simclr.yaml", *shared_options(root, epochs), *pixels],

@@ -1,0 +1,83 @@
+"""The benchmarks run, write what they promise, and their dense twin solves the same problem as the package."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from mmcl_lightning.kernels import RBF
+from mmcl_lightning.svm import Inverse, ProjectedGradient, max_margin_dual
+
+HERE = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+def load(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(HERE), *sys.path])
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("stem", ["solvers", "step"])
+def test_a_quick_run_writes_table_numbers_and_targets(
+    stem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(monkeypatch, f"bench_{stem}").main(["--quick", "--out", str(tmp_path)])
+    text = (tmp_path / f"{stem}_cpu.md").read_text()
+    record = json.loads((tmp_path / f"{stem}_cpu.json").read_text())
+    assert "## Targets" in text
+    assert "Exact" in text
+    assert text in capsys.readouterr().out
+    assert record["machine"]["torch"] == torch.__version__
+    assert {target["verdict"] for target in record["targets"]} <= {"met", "missed", "not measured"}
+    assert record["rows" if stem == "solvers" else "cases"]
+    assert (tmp_path / f"{stem}_cpu.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("regime", ["half-trained", "untrained"])
+def test_dense_twin_agrees_with_the_package(monkeypatch: pytest.MonkeyPatch, views: int, regime: str) -> None:
+    common, images = load(monkeypatch, "common"), 12
+    points = torch.cat(common.projections(images, regime)[:views]).double()
+    excluded = torch.arange(len(points)).view(views, images).T
+    gram = RBF()(points, points)
+    problem = max_margin_dual(gram, excluded[:, 0], excluded[:, 1:], C=3.0, reg=0.1)
+    delta, own = common.dense_delta(gram, excluded, 0.1), common.dense_negatives(excluded, len(gram))
+
+    alpha = common.dense_inverse(delta, 3.0)
+    torch.testing.assert_close(Inverse()(problem).alpha.gather(1, own), alpha, rtol=1e-5, atol=1e-5)
+    assert alpha.max() > 0
+
+    gradient = ProjectedGradient(
+        tol=0.0, max_steps=40, step_size=1e-2, nesterov=False, start="zero", stop="relative_change"
+    )
+    alpha = common.dense_gradient(delta, 3.0, 40, 1e-2)
+    torch.testing.assert_close(gradient(problem).alpha.gather(1, own), alpha, rtol=1e-5, atol=1e-5)
+    assert alpha.max() > 0
+
+
+def test_memory_counts_what_lives_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = load(monkeypatch, "common")
+
+    def two_at_a_time() -> None:
+        for _ in range(5):
+            first = torch.ones(1000)
+            second = first + 1
+            del first, second
+
+    assert common.peak_bytes(two_at_a_time, torch.device("cpu")) == 8000
+
+
+def test_projections_are_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = load(monkeypatch, "common")
+    z0, z1 = common.projections(50)
+    cosines = z0 @ z1.T
+    assert cosines.diagonal().mean() > 0.9
+    assert cosines[0, 10] > cosines[0, 5]  # image 10 is of the cluster of image 0, image 5 is not
+    assert cosines.mean() < 0.5
+    u0, u1 = common.projections(50, "untrained")
+    assert (u0 @ u1.T).min() > 0.8

@@ -1,0 +1,67 @@
+"""What the README and the notebooks show has to run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+
+from mmcl_lightning.cli import main
+from mmcl_lightning.recipes import recipe_names
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.split("\n")[-2][:40])
+def test_python_of_the_readme_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+
+
+def command_lines() -> list[list[str]]:
+    lines = [line.split("#")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+    calls = [
+        re.sub(r"^.*(python cli.py|mmcl|python -m mmcl_lightning) ", "", line)
+        for line in lines
+        if "cli.py" in line
+    ]
+    return [shlex.split(call) for call in calls]
+
+
+@pytest.mark.parametrize("arguments", command_lines(), ids=" ".join)
+def test_command_lines_of_the_readme_parse(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "--print_config"])
+    assert stop.value.code == 0
+    assert "class_path" in capsys.readouterr().out
+
+
+def test_readme_lists_every_recipe() -> None:
+    assert [name for name in recipe_names() if f"`{name}`" not in README] == []
+
+
+def test_files_that_the_documents_point_to_exist() -> None:
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.name)
+def test_notebooks_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matplotlib.use("Agg")
+    monkeypatch.chdir(path.parent)
+    names: dict[str, object] = {"__name__": "notebook"}
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), path.name, "exec"), names)
