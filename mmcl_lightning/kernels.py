@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -209,6 +209,25 @@ class Tanh(Kernel):
         return torch.tanh(self.gamma * x.square().sum(1) + self.offset)
 
 
+class _ManhattanDistance(torch.autograd.Function):
+    """``cdist`` with p = 1, whose own backward on CUDA stores an array of all pairs and dimensions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return torch.cdist(x, y, p=1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        grad_x, grad_y = torch.empty_like(x), torch.empty_like(y)
+        for d in range(x.shape[1]):  # one dimension at a time: (n, m) of memory
+            part = torch.sub(x[:, d, None], y[None, :, d]).sign_().mul_(grad)
+            grad_x[:, d] = part.sum(1)
+            grad_y[:, d] = -part.sum(0)
+        return grad_x, grad_y
+
+
 @dataclass(frozen=True)
 class Intersection(Kernel):
     r"""Histogram intersection :math:`k(x, y) = \sum_d \min(x_d^+, y_d^+)` with :math:`x^+ = \max(x, 0)`.
@@ -218,7 +237,8 @@ class Intersection(Kernel):
 
     def _values(self, x: Tensor, y: Tensor) -> Tensor:
         x, y = x.relu(), y.relu()
-        return (x.sum(1, keepdim=True) + y.sum(1) - torch.cdist(x, y, p=1)) / 2
+        distances: Tensor = _ManhattanDistance.apply(x, y)
+        return (x.sum(1, keepdim=True) + y.sum(1) - distances) / 2
 
     def diag(self, x: Tensor) -> Tensor:
         """Sums of the positive parts, shape ``(n,)``."""

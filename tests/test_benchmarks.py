@@ -1,4 +1,4 @@
-"""The benchmarks run, write what they promise, and their dense twin solves the same problem as the package."""
+"""The benchmarks run and write what they promise; their dense twin solves the problem that we solve."""
 
 from __future__ import annotations
 

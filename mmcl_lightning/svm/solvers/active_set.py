@@ -37,7 +37,7 @@ def newton_step(problem: MaxMarginDual, gradient: Tensor, free: Tensor) -> Tenso
     """
     largest = max(1, int(free.sum(1).max()))
     step = torch.zeros_like(gradient)
-    chunk = max(1, problem.n**2 // (4 * largest**2))
+    chunk = max(1, problem.n**2 // largest**2)
     for start in range(0, problem.B, chunk):
         rows = torch.arange(start, min(start + chunk, problem.B), device=gradient.device)
         chosen, index = free[rows].to(gradient.dtype).topk(largest, dim=1)  # free ones first, then padding

@@ -41,6 +41,14 @@ class Solver(abc.ABC):
         """Solve without recording gradients."""
 
 
+def allowed_residual(alpha: Tensor, tol: float) -> Tensor:
+    """Residual at which a problem counts as solved, shape ``(B,)``: ``tol``, relative to a large alpha.
+
+    Rounding in the gradient grows with alpha, so an absolute tolerance could not be met there.
+    """
+    return tol * alpha.amax(1).clamp_min(1)
+
+
 def check_iterations(max_steps: int, tol: float, check_every: int = 1) -> None:
     """Raise :class:`ConfigError` unless the options of an iterative solver make sense."""
     if max_steps < 1 or check_every < 1:

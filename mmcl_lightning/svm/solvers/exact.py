@@ -15,7 +15,7 @@ from mmcl_lightning.svm.factorisation import Factorisation
 from mmcl_lightning.svm.problem import MaxMarginDual
 from mmcl_lightning.svm.solution import Solution, Status
 from mmcl_lightning.svm.solvers.active_set import free_variables, newton_step
-from mmcl_lightning.svm.solvers.base import Solver, check_iterations
+from mmcl_lightning.svm.solvers.base import Solver, allowed_residual, check_iterations
 
 __all__ = ["Exact"]
 
@@ -47,14 +47,16 @@ class Exact(Solver):
     Bertsekas, "Projected Newton Methods for Optimization Problems with Simple Constraints", 1982.
 
     Args:
-        tol: Optimality residual (``kkt_residual``) below which a problem is done, in the unit of alpha.
+        tol: A problem is done when its optimality residual (``kkt_residual``) is at most ``tol`` times its
+            largest alpha, or ``tol`` where that is below 1.
         max_steps: Most splitting steps per problem.
-        rho: Penalty, > 0; ``"auto"`` takes 1.3 sqrt(reg ||K||_F), near the best in our measurements.
+        rho: Penalty, > 0; ``"auto"`` takes 1.3 sqrt(reg (reg + ||K||_F)), near the best in our
+            measurements.
         relaxation: Over-relaxation lambda in [1, 2).
         check_every: Splitting steps between checks of the residual, each followed by Newton steps.
     """
 
-    tol: float = 1e-3
+    tol: float = 1e-4
     max_steps: int = 200
     rho: float | Literal["auto"] = "auto"
     relaxation: float = 1.7
@@ -81,7 +83,7 @@ class Exact(Solver):
         best = _Best(problem, state)
         steps = torch.zeros(problem.B, dtype=torch.int64, device=state.device)
 
-        left, active, step = torch.arange(problem.B, device=state.device), best.residual > self.tol, 0
+        left, active, step = torch.arange(problem.B, device=state.device), ~best.done(self.tol), 0
         while step < self.max_steps and bool(active.any()):
             if not bool(active.all()):  # finished problems leave
                 left, state = left[active], state[active]
@@ -93,9 +95,9 @@ class Exact(Solver):
             patient = step < _PATIENCE * self.check_every
             for index, alpha, gradient in _polish(problem, state.clamp(0, problem.C), self.tol, patient):
                 best.update(left[index], problem.select(index), alpha, gradient)
-            active = best.residual[left] > self.tol
+            active = ~best.done(self.tol)[left]
 
-        done = bool((best.residual <= self.tol).all())
+        done = bool(best.done(self.tol).all())
         return Solution(
             alpha=best.alpha,
             status=Status.CONVERGED if done else Status.MAX_STEPS,
@@ -120,8 +122,10 @@ class Exact(Solver):
         """Return rho, near the geometric mean of the smallest and the largest eigenvalue that matter."""
         if not isinstance(self.rho, str):
             return self.rho
-        size = torch.linalg.matrix_norm(problem.gram).item()
-        return 1.3 * math.sqrt(max(problem.reg, 1e-3 * size) * size)
+        norm = torch.linalg.matrix_norm(problem.gram).item()
+        size = math.sqrt(max(norm**2 - 1, 0))  # without the eigenvalue 1 that the constant vector was given
+        ridge = max(problem.reg, 1e-3 * size, 1e-6)
+        return 1.3 * math.sqrt(ridge * (ridge + size))
 
 
 class _Best:
@@ -129,6 +133,10 @@ class _Best:
 
     def __init__(self, problem: MaxMarginDual, alpha: Tensor):
         self.alpha, self.residual = alpha.clone(), problem.kkt_residual(alpha)
+
+    def done(self, tol: float) -> Tensor:
+        """Which problems have met the tolerance, bool ``(B,)``."""
+        return self.residual <= allowed_residual(self.alpha, tol)
 
     def update(self, index: Tensor, problem: MaxMarginDual, alpha: Tensor, gradient: Tensor) -> None:
         residual = problem.kkt_residual(alpha, gradient)
@@ -149,7 +157,7 @@ def _polish(
     yield index, alpha, gradient
     for _ in range(_NEWTON_ROUNDS):
         free = free_variables(problem, alpha, gradient)
-        go = problem.kkt_residual(alpha, gradient) > tol
+        go = problem.kkt_residual(alpha, gradient) > allowed_residual(alpha, tol)
         if only_few:
             go &= free.sum(1) <= max(16, problem.n // _FEW)
         if not bool(go.any()):

@@ -12,7 +12,7 @@ from torch import Tensor
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.problem import MaxMarginDual
 from mmcl_lightning.svm.solution import Solution, Status
-from mmcl_lightning.svm.solvers.base import Solver, check_iterations
+from mmcl_lightning.svm.solvers.base import Solver, allowed_residual, check_iterations
 
 __all__ = ["ProjectedGradient"]
 
@@ -32,7 +32,8 @@ class ProjectedGradient(Solver):
     O'Donoghue and Candes, 2015. :meth:`reference` gives the options of the published code.
 
     Args:
-        tol: Optimality residual (``kkt_residual``) below which a problem is done, in the unit of alpha.
+        tol: A problem is done when its optimality residual (``kkt_residual``) is at most ``tol`` times its
+            largest alpha, or ``tol`` where that is below 1.
         max_steps: Most iterations.
         step_size: A number > 0, ``"lipschitz"`` (1 over the largest eigenvalue, by power iterations) or
             ``"frobenius"`` (1 over the Frobenius norm, shorter, what the published ImageNet runs used).
@@ -102,7 +103,7 @@ class ProjectedGradient(Solver):
         best, residual = alpha.clone(), problem.kkt_residual(alpha)
         steps = torch.zeros(problem.B, dtype=torch.int64, device=alpha.device)
         rows, step = torch.arange(problem.B, device=alpha.device), 0
-        active = residual > self.tol
+        active = residual > allowed_residual(best, self.tol)
         while step < self.max_steps and bool(active.any()):
             if not bool(active.all()):
                 rows = rows[active]
@@ -114,8 +115,8 @@ class ProjectedGradient(Solver):
             steps[rows] = step
             better = current < residual[rows]
             best[rows[better]], residual[rows[better]] = state.alpha[better], current[better]
-            active = current > self.tol
-        done = bool((residual <= self.tol).all())
+            active = current > allowed_residual(state.alpha, self.tol)
+        done = bool((residual <= allowed_residual(best, self.tol)).all())
         return Solution(best, Status.CONVERGED if done else Status.MAX_STEPS, steps, residual)
 
     def _until_still(self, problem: MaxMarginDual, alpha: Tensor, step_size: Tensor) -> Solution:

@@ -1,0 +1,74 @@
+"""The same values on a GPU as on the CPU; skipped where there is none."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from helpers import KERNELS, SOLVERS, make_views, name
+from lightning.pytorch import Trainer
+
+from mmcl_lightning import MMCL, MMCLLoss, NTXentLoss
+from mmcl_lightning.callbacks import OnlineKNN
+from mmcl_lightning.datamodules import ShapesDataModule
+from mmcl_lightning.kernels import Intersection, Kernel
+from mmcl_lightning.losses import ContrastiveLoss
+from mmcl_lightning.svm import Exact, Solver
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def value_and_gradients(loss: ContrastiveLoss, z0: torch.Tensor, z1: torch.Tensor) -> list[torch.Tensor]:
+    leaves = [z.detach().clone().requires_grad_() for z in (z0, z1)]
+    value = loss(*leaves)
+    value.backward()
+    return [value.detach().cpu(), *(leaf.grad.cpu() for leaf in leaves)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=name)
+@pytest.mark.parametrize("solver", SOLVERS, ids=name)
+def test_loss_equals_that_of_the_cpu(kernel: Kernel, solver: Solver) -> None:
+    z0, z1 = make_views(24, 8, seed=3)
+    loss = MMCLLoss(kernel, solver, C=10.0, reg=0.5)
+    on_cpu = value_and_gradients(loss, z0, z1)
+    on_gpu = value_and_gradients(loss, z0.cuda(), z1.cuda())
+    for cpu, gpu in zip(on_cpu, on_gpu, strict=True):
+        torch.testing.assert_close(gpu, cpu, rtol=1e-5, atol=1e-7)
+
+
+def test_single_precision_on_the_gpu_is_no_worse_than_on_the_cpu() -> None:
+    """TF32 would show here: its eleven bits are not enough for the factorisation."""
+    z0, z1 = make_views(64, 32, seed=4)
+    for loss in (NTXentLoss(), MMCLLoss(), MMCLLoss(solver=Exact())):
+        exact = value_and_gradients(loss, z0, z1)[0]
+        gpu = value_and_gradients(loss, z0.float().cuda(), z1.float().cuda())[0]
+        assert abs(gpu.double() / exact - 1) < 1e-4
+
+
+def test_intersection_stores_no_array_of_all_pairs_and_dimensions() -> None:
+    z0, z1 = (z.float().cuda() for z in make_views(256, 128, seed=5))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    value_and_gradients(MMCLLoss(Intersection()), z0, z1)
+    n = 512
+    assert torch.cuda.max_memory_allocated() - before < 4 * n * n * 128 / 2
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "32-true"])
+def test_training_in_mixed_precision(precision: str) -> None:
+    data = ShapesDataModule(train_size=512, test_size=128, batch_size=128, num_workers=0)
+    knn = OnlineKNN(k=20)
+    trainer = Trainer(
+        accelerator="cuda", devices=1, precision=precision, max_epochs=3, callbacks=[knn], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, limit_val_batches=0,
+    )  # fmt: skip
+    module = MMCL(backbone="conv4", projection_head="cifar", solver=Exact())
+    before = copy.deepcopy(module.state_dict())
+    trainer.fit(module, data)
+    assert all(value.isfinite().all() for value in module.state_dict().values())
+    assert any(not torch.equal(before[key], value.cpu()) for key, value in module.state_dict().items())
+    assert len(knn.curve) == 4
+    problem = module.criterion.last_problem
+    assert problem is not None
+    assert problem.gram.dtype == torch.float32
