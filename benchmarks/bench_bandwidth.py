@@ -60,9 +60,9 @@ def main(args: list[str] | None = None) -> None:
     text = table()
     print(text)
     intro = (
-        f"# Width of the kernel\n\n`python benchmarks/bench_bandwidth.py`: {IMAGES} images, both views, reg 0.1, "
-        "no upper bound, one batch of drawn projections (`benchmarks/common.py`). *Gap*: mean bound on the "
-        "relative distance from the optimal objective.\n\n"
+        f"# Width of the kernel\n\n`python benchmarks/bench_bandwidth.py`: {IMAGES} images, both views, "
+        "reg 0.1, no upper bound, one batch of drawn projections (`benchmarks/common.py`). *Gap*: mean bound "
+        "on the relative distance from the optimal objective.\n\n"
     )
     (options.out / "bandwidth.md").write_text(intro + text + "\n")
 
