@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from helpers import make_views, name, randn
+from helpers import KERNELS, make_views, name, randn
 from torch import Tensor, nn
 
 from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
@@ -36,6 +36,11 @@ def _losses() -> dict[str, Callable[[], ContrastiveLoss]]:
                         solver=options[0], negatives=options[1], symmetric=options[2]
                     )
                 )
+    for kernel in KERNELS:
+        for solver in solvers:
+            losses[f"{name(solver)}-{kernel}"] = (
+                lambda options=(kernel, solver): MMCLLoss(*options, C=10.0, reg=0.5)  # Tanh needs both
+            )
     losses["median"] = lambda: MMCLLoss(RBF(gamma="median"))
     losses["drop_at_bound"] = lambda: MMCLLoss(solver=Exact(tol=1e-8), C=0.3, drop_at_bound=True)
     return losses
