@@ -51,8 +51,8 @@ def shared_options(root: str, epochs: int) -> list[str]:
 def run(job: tuple[str, list[str]], runs: Path) -> None:
     """Run one command line, unless its log is complete."""
     name, arguments = job
-    folder = runs / name
-    if (folder / "done").exists():
+    folder, done = runs / name, runs / name / "done"
+    if done.exists() and done.read_text() == " ".join(arguments):
         return
     command = [sys.executable, str(ROOT / "cli.py"), *arguments]
     if "fit" in arguments:
@@ -62,7 +62,7 @@ def run(job: tuple[str, list[str]], runs: Path) -> None:
     with open(folder / "output.txt", "w") as output:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=True, env=environment)
-    (folder / "done").touch()
+    done.write_text(" ".join(arguments))
 
 
 def jobs(root: str, epochs: int) -> Iterator[tuple[str, list[str]]]:
@@ -137,8 +137,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--root", required=True, help="folder with train/CLASS/* and test/CLASS/*")
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--runs", type=Path, default=Path("runs/cifar10_cpu"), help="where runs are kept")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--runs", type=Path, default=Path("runs/cifar10_cpu"), help="one folder per study")
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time, one core each")
     options = parser.parse_args()
     with ThreadPoolExecutor(options.parallel) as pool:

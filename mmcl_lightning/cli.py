@@ -7,6 +7,7 @@ can run code: use only configurations you trust.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 import sys
@@ -59,14 +60,31 @@ class RecipeParser(LightningArgumentParser):
 class MMCLCLI(LightningCLI):
     """LightningCLI with recipes by name, plain error messages and a closing summary."""
 
+    _saved: dict[str, Any] | None = None  # the checkpoint to resume from, for comparing
+
     def _parse_ckpt_path(self) -> None:
         # Lightning would silently let the checkpoint's model options win over the configuration and the
         # command line. Here the configuration wins, and differences are said once the model is there.
-        path = self._ckpt_path()
-        if path is None or path in ("best", "last", "hpc") or path.startswith("registry") or "://" in path:
+        path, subcommand = self._ckpt_path(), self.config.subcommand
+        if path == "last":  # Lightning would look in the new run's own, empty folder
+            self.config[subcommand]["ckpt_path"] = path = self._newest_checkpoint()
+        if path is None and subcommand in ("validate", "predict"):
+            print("warning: no --ckpt_path, so these are random weights", file=sys.stderr)
+        if path is None or path in ("best", "hpc") or path.startswith("registry") or "://" in path:
             return
         if not Path(path).exists():
             raise ConfigError(f"there is no checkpoint {path}: set --ckpt_path to an existing file")
+        self._saved = _read_checkpoint(path)
+
+    def _newest_checkpoint(self) -> str:
+        """Path of the ``last.ckpt`` that was written last among the runs of the configured logger."""
+        logger = self.config[self.config.subcommand].trainer.logger
+        options = getattr(logger, "init_args", None) or {}
+        folder = Path(options.get("save_dir") or "runs") / (options.get("name") or "lightning_logs")
+        found = sorted(folder.glob("*/checkpoints/last*.ckpt"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            raise ConfigError(f"--ckpt_path last: there is no run with a last.ckpt in {folder}")
+        return str(found[-1])
 
     def _ckpt_path(self) -> str | None:
         path = self.config.get(self.config.subcommand, {}).get("ckpt_path")
@@ -75,9 +93,19 @@ class MMCLCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         """Say where a checkpoint that is about to be resumed differs from the configuration."""
         path = self._ckpt_path()
-        if path is None or not Path(path).is_file():
+        if self._saved is None:
             return
-        saved = torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters", {})
+        saved, weights = self._saved["hyper_parameters"], self._saved["state_dict"]
+        own = self.model.state_dict()
+        differing = sorted(
+            key for key in weights.keys() | own.keys()
+            if key not in own or key not in weights or own[key].shape != weights[key].shape
+        )  # fmt: skip
+        if differing:
+            raise ConfigError(
+                f"{path} does not fit this model: {len(differing)} weights differ in name or shape, "
+                f"the first being {differing[0]}; use the configuration that the checkpoint was trained with"
+            )
         for name, value in self.model.hparams.items():
             if not name.startswith("_") and name in saved and saved[name] != value:
                 print(
@@ -152,6 +180,36 @@ def main(args: list[str] | None = None) -> None:
         raise SystemExit(1) from error
 
 
+def _read_checkpoint(path: str) -> dict[str, Any]:
+    """Load a checkpoint on the CPU, or say in one sentence why it is none."""
+    try:
+        saved = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # a zip, pickle or operating-system error, each with a message of its own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "it is empty"
+        raise ConfigError(
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}: {reason[:120]}): it is damaged, "
+            "or no checkpoint of this package"
+        ) from error
+    if not (isinstance(saved, dict) and {"state_dict", "pytorch-lightning_version"} <= saved.keys()):
+        raise ConfigError(f"{path} is no checkpoint of this package: it has no state_dict of Lightning")
+    return {"hyper_parameters": {}, **saved}
+
+
+def _class_names() -> set[str]:
+    """Names that a configuration can use without their module."""
+    from mmcl_lightning import callbacks, datamodules, kernels, modules, svm
+
+    return {name for home in (callbacks, datamodules, kernels, modules, svm) for name in home.__all__}
+
+
+def _unknown_class(match: re.Match[str]) -> str:
+    near = difflib.get_close_matches(match[1], _class_names(), n=1)
+    hint = (
+        f"; did you mean {near[0]}?" if near else ": give one of ours by name, others as package.module.Class"
+    )
+    return f"there is no class {match[1]!r}{hint}"
+
+
 def _essence(message: str) -> str:
     """Reduce a nested message of jsonargparse to ``key.of.the.option: what is wrong``."""
     keys, lines = [], []
@@ -164,7 +222,8 @@ def _essence(message: str) -> str:
     if not lines:
         return message
     where = f"{'.'.join(keys)}: " if keys else ""
-    return where + " ".join(dict.fromkeys(lines))
+    text = " ".join(dict.fromkeys(lines))
+    return where + re.sub(r"Expected a dot import path string: (\S+)", _unknown_class, text)
 
 
 def _plain_message(error: BaseException) -> str | None:
@@ -183,13 +242,15 @@ def _quieten() -> None:
     """Silence what a run prints without need: advertisements, and a deprecation inside of Lightning."""
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # main([...]) in a notebook
+    warnings.filterwarnings("ignore", message="The dirpath has changed")  # every resume gets a new folder
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     if _no_tip not in logger.filters:
         logger.addFilter(_no_tip)
 
 
 def _no_tip(record: logging.LogRecord) -> bool:
-    return "Tip: For seamless cloud" not in record.getMessage()
+    """Whether a message of Lightning is worth printing."""
+    return not any(text in record.getMessage() for text in ("Tip: For seamless cloud", "Loading `train_data"))
 
 
 def _short(path: str) -> str:

@@ -55,4 +55,9 @@ class RecipeFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Find the file, then read it as usual."""
         path = find_recipe(values) if isinstance(values, str) else values
+        if isinstance(path, str):
+            try:
+                Path(path).read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"{path} is no YAML text in UTF-8: {error}") from error
         super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]

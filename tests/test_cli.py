@@ -143,7 +143,7 @@ def test_validate_predict_and_test(trained: Path, folder: Path, capsys: pytest.C
 
     assert main(["predict", *QUICK[1:], f"--ckpt_path={trained}", "--data.eval_batch_size=4"]) is None
     (path,) = folder.rglob("representations.npz")
-    assert f"Representations of 10 images: {path.relative_to(folder)}" in capsys.readouterr().out
+    assert f"Wrote {path.relative_to(folder)}: h (10, 256)" in capsys.readouterr().out
     written = np.load(path)
     data = ShapesDataModule(train_size=16, test_size=10, image_size=16, num_workers=0)
     images, targets = next(iter(data.predict_dataloader()))

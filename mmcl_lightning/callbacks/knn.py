@@ -154,6 +154,7 @@ class OnlineKNN(Callback):
     def _record(self, trainer: Trainer, epoch: int) -> None:
         if "knn/top1" in self._values:
             self.curve.append((epoch, self._values["knn/top1"]))
+            rank_zero_info(f"k-NN top-1 after {epoch} epochs: {self._values['knn/top1']:.3f}")
 
     def _write_protocol(self, trainer: Trainer) -> None:
         if "protocol" not in self._said:

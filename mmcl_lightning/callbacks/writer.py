@@ -51,4 +51,5 @@ class RepresentationWriter(BasePredictionWriter):
         }
         arrays["target"] = arrays["target"].astype(np.int64)
         np.savez(path, **arrays)  # type: ignore[arg-type]
-        print(f"Representations of {len(arrays['h'])} images: {path}")
+        shapes = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())
+        print(f"Wrote {path}: {shapes}")

@@ -157,7 +157,7 @@ class SSLDataModule(LightningDataModule):
             devices = f" on each of {self._world_size} devices" if self._world_size > 1 else ""
             raise ConfigError(
                 f"batch_size is {self.batch_size}{devices}, but there are only {len(source)} training images;"
-                f" set batch_size to {len(source) // self._world_size} or less"
+                f" set batch_size to {max(2, len(source) // self._world_size)} or less, or bring more images"
             )
         dataset = self._view_dataset(source)
         sampler = EpochSampler(dataset, self._world_size, self._rank, seed=self.seed)

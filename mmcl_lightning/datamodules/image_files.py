@@ -29,6 +29,8 @@ def read_image(path: Path) -> Image.Image:
     """
     try:
         with Image.open(path) as image:
+            if image.mode.startswith("I;16"):  # convert would clip 16 bits at 255
+                return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
             rgb: Image.Image = image.convert("RGB")
             return rgb
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -91,6 +93,8 @@ def scan_tree(root: str, holdout: float, seed: int) -> ImageTree:
         DataError: If the folder is missing, holds no image, or mixes layouts.
     """
     folder = Path(root).expanduser().absolute()
+    if folder.is_file():
+        raise DataError(f"{folder} is a file; set --data.root to a folder with images")
     if not folder.is_dir():
         raise DataError(f"the image folder {folder} does not exist; set --data.root to a folder with images")
     train_folder = folder / "train" if (folder / "train").is_dir() else folder
@@ -101,6 +105,13 @@ def scan_tree(root: str, holdout: float, seed: int) -> ImageTree:
         if (names is None) != (test_names is None):
             raise DataError(f"one of {train_folder} and {test_folder} has class folders, the other has none")
         return ImageTree(train, test, names)
+    beside = [child.name for child in sorted(folder.iterdir()) if child.is_dir() and _images_below(child)]
+    if train_folder != folder and beside != ["train"]:
+        raise DataError(
+            f"{folder} has a folder train and, beside it, folders of images ({', '.join(beside[:3])}, ...) "
+            f"but no {' or '.join(_TEST_FOLDERS)}: if train is a class, rename it; if it is the training "
+            "split, move the others away"
+        )
     return _hold_out(train, names, holdout, seed)
 
 
@@ -152,10 +163,12 @@ def _scan_classes(folder: Path, known: list[str] | None = None) -> tuple[FileSou
 
 def _images_below(folder: Path) -> list[Path]:
     # followlinks: an ImageNet-100 tree is commonly made of links into the full one.
-    walk = os.walk(folder, followlinks=True)
-    return sorted(
-        path for base, _, files in walk for path in (Path(base, file) for file in files) if _is_image(path)
-    )
+    images, seen = [], set()
+    for base, folders, files in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(base))
+        folders[:] = [name for name in folders if os.path.realpath(os.path.join(base, name)) not in seen]
+        images += [path for path in (Path(base, file) for file in files) if _is_image(path)]
+    return sorted(images)
 
 
 def _is_image(path: Path) -> bool:

@@ -73,7 +73,10 @@ class ContrastiveLoss(nn.Module, abc.ABC):
             if not self._announced:
                 self._announced = True
                 self._announce(views)
-            return self._loss(views)
+            loss = self._loss(views)
+        if not loss.isfinite():
+            raise NumericalError(f"the loss is {loss.item()} although all projections are finite: {self}")
+        return loss
 
     @abc.abstractmethod
     def _loss(self, views: Views) -> Tensor:
@@ -123,9 +126,13 @@ class ContrastiveLoss(nn.Module, abc.ABC):
 
 
 def _unit_length(z: Tensor) -> Tensor:
-    """Scale rows to unit length; rows of any size, since their largest entry is divided out first."""
+    """Scale rows to unit length; rows of any size, since their largest entry is divided out first.
+
+    A row of zeros stays zero and gets no gradient: it has no direction, and the gradient has no bound there.
+    """
     largest = z.detach().abs().amax(dim=1, keepdim=True)
-    return F.normalize(z / largest.clamp_min(torch.finfo(z.dtype).tiny), dim=1)
+    alive = ~(largest <= torch.finfo(z.dtype).tiny ** 0.5)  # nan counts as alive, to be found out
+    return F.normalize(torch.where(alive, z / torch.where(alive, largest, 1.0), 0.0), dim=1)
 
 
 def _check_views(z0: Tensor, z1: Tensor) -> None:

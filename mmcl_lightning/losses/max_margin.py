@@ -38,8 +38,8 @@ class MMCLLoss(ContrastiveLoss):
     Args:
         kernel: Similarity; ``RBF(gamma=1.0)`` by default.
         solver: How the duals are solved; ``Inverse()`` by default.
-        C: Upper bound of the dual variables, > 0; ``math.inf`` for none. With ``reg`` 0.1 and a kernel
-            that keeps Delta non-negative, no alpha exceeds ``2 / reg``, so a larger C does nothing.
+        C: Upper bound of the dual variables, > 0; ``math.inf`` for none. Where Delta has no negative
+            entry, no alpha exceeds ``2 / reg``, and a larger C does nothing; see ``docs/choosing.md``.
         reg: Ridge on every dual, >= 0.
         negatives: ``"both"`` views of every other image, 2 (B - 1) as in the paper's Algorithm 1, or
             only the view of the positive (``"one"``), B - 1 as in the published code.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import sys
 import warnings
 from typing import Any, Literal
 
@@ -131,7 +132,10 @@ class ContrastiveModule(LightningModule):
     def configure_optimizers(self) -> Any:
         """Build the optimizer on groups by module type, and its schedule per step."""
         modules = {"backbone": self.backbone, "projection_head": self.projection_head}
-        optimizer = self.optimizer(parameter_groups(modules))
+        try:
+            optimizer = self.optimizer(parameter_groups(modules))
+        except ValueError as error:  # torch's own checks of lr, betas, ...
+            raise ConfigError(f"optimizer: {error}") from error
         steps = self.trainer.estimated_stepping_batches  # also sets up the loader that the next line reads
         for group in optimizer.param_groups:
             group["lr"] = scale_learning_rate(group["lr"], self._global_batch_size(), self.lr_scaling)
@@ -147,7 +151,14 @@ class ContrastiveModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Let a run that broke off within a batch begin again with this batch, not with the next one."""
+        """Refuse weights that are not finite; let a run that broke off within a batch resume with it."""
+        if not all(p.isfinite().all() for p in self.parameters()):
+            cause = sys.exc_info()[1]  # set where the checkpoint is one that is saved after an error
+            said = f"{cause}. " if isinstance(cause, NumericalError) else ""
+            raise NumericalError(
+                f"{said}The weights are not finite at step {self.global_step}: no checkpoint is written, and "
+                "the ones before stay as they are"
+            )
         fit = checkpoint.get("loops", {}).get("fit_loop", {})
         current = fit.get("epoch_loop.batch_progress", {}).get("current", {})
         unfinished = current.get("ready", 0) - current.get("processed", 0)

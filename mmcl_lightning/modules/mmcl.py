@@ -7,6 +7,7 @@ from typing import Any, Literal
 from lightning.pytorch import Callback
 
 from mmcl_lightning.callbacks.svm import SVMSolverCallback
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import Kernel
 from mmcl_lightning.losses import MMCLLoss
 from mmcl_lightning.modules.contrastive import ContrastiveModule
@@ -71,5 +72,10 @@ class MMCL(ContrastiveModule):
         self._solver_callback.check(self.criterion)
 
     def configure_callbacks(self) -> list[Callback]:
-        """Bring the callback that logs, schedules and guards the solver."""
+        """Bring the callback that logs, schedules and guards the solver, unless the trainer has one."""
+        own = [c for c in self.trainer.callbacks if isinstance(c, SVMSolverCallback)]  # type: ignore[attr-defined]
+        if any(callback is not self._solver_callback for callback in own):
+            if self._solver_callback.schedule:
+                raise ConfigError("both the module and a SVMSolverCallback have a schedule: keep one")
+            return []
         return [self._solver_callback]

@@ -51,7 +51,8 @@ class WarmupConstant(LRScheduler):
             if saved != given:
                 warnings.warn(
                     f"{type(self).__name__} continues with {name}={saved} of the checkpoint, not {given}: "
-                    f"a resumed schedule keeps its length. Start a new run from the weights to change it.",
+                    f"a resumed schedule keeps its length, and after it the learning rate stays at its "
+                    f"last value (0 for a cosine). A run that is to be longer has to be planned so from the start.",
                     stacklevel=2,
                 )
         super().load_state_dict(state_dict)

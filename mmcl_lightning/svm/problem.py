@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mmcl_lightning.errors import ConfigError, ShapeError
+from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.svm.factorisation import Factorisation, factorise
 
 __all__ = ["MaxMarginDual", "max_margin_dual"]
@@ -62,7 +62,8 @@ def max_margin_dual(
         ``B`` problems that share ``gram``. Nothing of size ``B * n * n`` is allocated.
 
     Raises:
-        ShapeError: If the shapes do not fit together.
+        ShapeError: If the shapes do not fit together, or an index is out of range or repeated.
+        NumericalError: If ``gram`` is not finite.
         ConfigError: If ``C <= 0``, ``reg < 0`` or ``gram`` is in half precision.
     """
     check_box(C, reg)
@@ -79,6 +80,7 @@ def max_margin_dual(
     excluded = torch.cat([positive[:, None], left_out], dim=1)
     if excluded.shape[1] >= len(gram):
         raise ShapeError(f"{len(gram)} candidates leave no negative when {excluded.shape[1]} are left out")
+    _check_values(gram, excluded, kernel_name)
     diagonal = gram.diagonal()[positive]
     correction = 1 - diagonal if assume_unit_diag else torch.zeros_like(diagonal)
     return MaxMarginDual(
@@ -90,6 +92,17 @@ def max_margin_dual(
         positive_semidefinite=positive_semidefinite,
         kernel_name=kernel_name,
     )
+
+
+def _check_values(gram: Tensor, excluded: Tensor, kernel_name: str) -> None:
+    if not gram.isfinite().all():
+        raise NumericalError(f"the kernel matrix of {kernel_name} is not finite: use smaller parameters")
+    ordered = excluded.sort(dim=1).values
+    inside = (ordered[:, 0] >= 0) & (ordered[:, -1] < len(gram))
+    if not (inside & (ordered[:, 1:] > ordered[:, :-1]).all(dim=1)).all():
+        raise ShapeError(
+            f"positive and left_out must be distinct indices of the {len(gram)} candidates, per problem"
+        )
 
 
 def check_box(C: float, reg: float) -> None:
