@@ -52,7 +52,7 @@ class WarmupConstant(LRScheduler):
                 warnings.warn(
                     f"{type(self).__name__} continues with {name}={saved} of the checkpoint, not {given}: "
                     f"a resumed schedule keeps its length, and after it the learning rate stays at its "
-                    f"last value (0 for a cosine). A run that is to be longer has to be planned so from the start.",
+                    f"last value (0 for a cosine). Plan the whole length of a run from its start.",
                     stacklevel=2,
                 )
         super().load_state_dict(state_dict)
