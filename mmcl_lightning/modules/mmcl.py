@@ -73,7 +73,8 @@ class MMCL(ContrastiveModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Bring the callback that logs, schedules and guards the solver, unless the trainer has one."""
-        own = [c for c in self.trainer.callbacks if isinstance(c, SVMSolverCallback)]  # type: ignore[attr-defined]
+        given = self._trainer.callbacks if self._trainer is not None else []  # type: ignore[attr-defined]
+        own = [callback for callback in given if isinstance(callback, SVMSolverCallback)]
         if any(callback is not self._solver_callback for callback in own):
             if self._solver_callback.schedule:
                 raise ConfigError("both the module and a SVMSolverCallback have a schedule: keep one")
