@@ -317,19 +317,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.quick:
         chosen.sizes, limits = "16,32", replace(limits, repeats=2, budget=0.01)
     sizes = [int(size) for size in chosen.sizes.split(",")]
+    notes = NOTES.format(limits.once, linearity(min(128, *sizes), device))
     rows: list[Row] = []
     for setting in settings(sizes, limits):
         print(f"{setting} ...", flush=True)
         rows += measure(setting, limits, device)
+        text = report(rows, notes, device, chosen.out)  # after each: an interrupted run leaves its results
+    print(text)
+
+
+def report(rows: Sequence[Row], notes: str, device: torch.device, folder: Path) -> str:
+    """Write what has been measured so far: numbers, plot, and the tables, which are returned."""
     growth = scaling(rows)
-    notes = NOTES.format(limits.once, linearity(min(128, *sizes), device))
     head = ["method", "time exponent", "memory exponent"]
     body = [[g["method"], number(g["time_exponent"]), number(g["memory_exponent"])] for g in growth]
     text = f"{notes}\n\n## Growth with B, from 512\n\n{common.table(head, body)}\n{tables(rows)}"
     record = {"machine": common.machine(device), "notes": notes, "scaling": growth}
     record["rows"] = [vars(row) | {"setting": vars(row.setting)} for row in rows]
-    common.write(chosen.out, f"solvers_{device}", record, targets(rows, growth), text)
-    plot(rows, chosen.out / f"solvers_{device}.png")
+    plot(rows, folder / f"solvers_{device}.png")
+    return common.write(folder, f"solvers_{device}", record, targets(rows, growth), text)
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

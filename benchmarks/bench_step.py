@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             left_out += f"\n{case}: out of memory.\n"
     text = f"{NOTES}{left_out}\n{common.table(HEAD, [line for r in records for line in lines(r)])}"
     record = {"machine": common.machine(device), "notes": NOTES + left_out, "cases": records}
-    common.write(chosen.out, f"step_{device}", record, targets(records), text)
+    print(common.write(chosen.out, f"step_{device}", record, targets(records), text))
     plot(records, chosen.out / f"step_{device}.png")
 
 

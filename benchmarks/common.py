@@ -289,12 +289,12 @@ def figure(path: Path, panels: int) -> Iterator[list[Any]]:
     plt.close(drawing)
 
 
-def write(out: Path, stem: str, record: dict[str, Any], targets: Sequence[Target], text: str) -> None:
-    """Write ``stem.json`` and ``stem.md``, the targets in both, and print the latter."""
+def write(out: Path, stem: str, record: dict[str, Any], targets: Sequence[Target], text: str) -> str:
+    """Write ``stem.json`` and ``stem.md``, the targets in both, and return the latter."""
     machine = ", ".join(f"{name} {value}" for name, value in record["machine"].items())
     text = f"Machine: {machine}.\n\n## Targets\n\n{table(Target.head, [t.row() for t in targets])}\n{text}"
     record |= {"targets": [vars(t) | {"verdict": t.verdict} for t in targets]}
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{stem}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
     (out / f"{stem}.md").write_text(text)
-    print(text)
+    return text
