@@ -351,8 +351,11 @@ def plot(rows: Sequence[Row], path: Path) -> None:
                 axis.loglog([row.setting.B for row in line], values, "o-", markersize=3, label=method)
             axis.set(title=title, xlabel="B")
             axis.grid(alpha=0.3)
-        for axis in axes[:1]:
-            axis.legend(fontsize=7)
+        for axis in axes[-1:]:
+            handles, labels = axes[0].get_legend_handles_labels()
+            axis.legend(
+                handles, labels, fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1)
+            )
 
 
 if __name__ == "__main__":
