@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -18,8 +17,6 @@ from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.metrics import KNN_PROTOCOLS, KNNProtocol, effective_k, knn_accuracy
 
 __all__ = ["OnlineKNN"]
-
-log = logging.getLogger(__name__)
 
 
 class OnlineKNN(Callback):

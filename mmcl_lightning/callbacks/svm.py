@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,8 +13,6 @@ from mmcl_lightning.losses import MMCLLoss
 from mmcl_lightning.svm import Status
 
 __all__ = ["SVMSolverCallback"]
-
-log = logging.getLogger(__name__)
 
 
 class SVMSolverCallback(Callback):
@@ -52,7 +49,7 @@ class SVMSolverCallback(Callback):
         self.log_histogram = log_histogram
         self.retries = 0
         self._announced = False
-        self._warned: set[Status] = set()
+        self._warned: set[str] = set()
         for name, changes in self.schedule.items():
             if not changes or min(changes) < 1:
                 raise ConfigError(f"schedule of {name!r}: epochs count from 1, got {sorted(changes)}")
@@ -92,14 +89,12 @@ class SVMSolverCallback(Callback):
         if solution.retries:
             self.retries += solution.retries
             self._warn_once(
-                Status.STALLED,
+                "retries",
                 f"a kernel matrix could not be factorised at step {trainer.global_step} and was retried "
                 f"({solution.retries} times, ridge + {solution.extra_ridge:g}); svm/retries counts on",
             )
         if solution.status is Status.MAX_STEPS:
-            self._warn_once(
-                solution.status, f"SVM solver, step {trainer.global_step}: {solution.status.value}"
-            )
+            self._warn_once("max_steps", f"SVM solver, step {trainer.global_step}: {solution.status.value}")
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if trainer.global_step % every == 0:  # the steps that Lightning writes
             stats = criterion.last_stats
@@ -124,7 +119,7 @@ class SVMSolverCallback(Callback):
         """Take up the count of retries."""
         self.retries = state_dict["retries"]
 
-    def _warn_once(self, key: Status, message: str) -> None:
+    def _warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:
             self._warned.add(key)
             rank_zero_warn(message)
