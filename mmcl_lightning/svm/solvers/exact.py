@@ -21,8 +21,6 @@ __all__ = ["Exact"]
 
 _NEWTON_ROUNDS = 6
 _HALVINGS = 4
-_FEW = 4  # free variables are few where they are at most 1 in 4 candidates
-_PATIENCE = 4  # blocks of splitting steps after which Newton steps are taken on many variables too
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,9 @@ class Exact(Solver):
 
     The matrix never changes, so it is factorised once for all problems, and a step is one
     ``(B, n) x (n, n)`` product. **Newton** steps then solve the small dense system of each problem's free
-    variables, with a line search along the box; two or three make the point exact to rounding. Where most
-    variables are free, splitting alone is quick. Finished problems leave the batch.
+    variables, with a line search along the box; two or three make the point exact to rounding. Where many
+    variables are free, splitting alone goes on, for as long as it is the cheaper of the two. Finished
+    problems leave the batch.
 
     Needs ``K + (reg + rho) I`` positive definite; for an indefinite kernel also a finite C, and the result
     is then a stationary point.
@@ -60,7 +59,7 @@ class Exact(Solver):
     max_steps: int = 200
     rho: float | Literal["auto"] = "auto"
     relaxation: float = 1.7
-    check_every: int = 6
+    check_every: int = 16
 
     def __post_init__(self) -> None:
         check_iterations(self.max_steps, self.tol, self.check_every)
@@ -92,8 +91,8 @@ class Exact(Solver):
             state = self._split(problem, factorisation, state, count)
             step += count
             steps[left] = step
-            patient = step < _PATIENCE * self.check_every
-            for index, alpha, gradient in _polish(problem, state.clamp(0, problem.C), self.tol, patient):
+            few = _few(problem.n, step / self.check_every)
+            for index, alpha, gradient in _polish(problem, state.clamp(0, problem.C), self.tol, few):
                 best.update(left[index], problem.select(index), alpha, gradient)
             active = ~best.done(self.tol)[left]
 
@@ -128,6 +127,15 @@ class Exact(Solver):
         return 1.3 * math.sqrt(ridge * (ridge + size))
 
 
+def _few(n: int, rounds: float) -> float:
+    """How many free variables a dense Newton step may have after ``rounds`` blocks of splitting steps.
+
+    As many as keep its f^3 of the order of the n^2 of a splitting step, doubled with every block: where
+    splitting does not finish, Newton on many variables does.
+    """
+    return max(16.0, (10 * n**2 * 2 ** (rounds - 1)) ** (1 / 3))
+
+
 class _Best:
     """The point of each problem with the smallest residual so far."""
 
@@ -145,7 +153,7 @@ class _Best:
 
 
 def _polish(
-    problem: MaxMarginDual, alpha: Tensor, tol: float, only_few: bool
+    problem: MaxMarginDual, alpha: Tensor, tol: float, few: float
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Take Newton steps from ``alpha`` ``(B, n)`` until all problems are done or stop improving.
 
@@ -158,8 +166,7 @@ def _polish(
     for _ in range(_NEWTON_ROUNDS):
         free = free_variables(problem, alpha, gradient)
         go = problem.kkt_residual(alpha, gradient) > allowed_residual(alpha, tol)
-        if only_few:
-            go &= free.sum(1) <= max(16, problem.n // _FEW)
+        go &= free.sum(1) <= few
         if not bool(go.any()):
             break
         index, alpha, gradient, problem = index[go], alpha[go], gradient[go], problem.select(go)
@@ -173,18 +180,14 @@ def _search(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Halve each problem's step until its objective falls; return points, gradients and which moved."""
 
-    def objective(alpha: Tensor, gradient: Tensor) -> Tensor:
-        return (alpha * (gradient / 2 - 1)).sum(1)  # since the product with Delta is gradient + 2
-
-    before = objective(alpha, gradient)
-    slack = torch.finfo(before.dtype).eps * before.abs()
     alpha, gradient = alpha.clone(), gradient.clone()
     left = torch.arange(problem.B, device=alpha.device)
     for halving in range(_HALVINGS + 1):
         part = problem if halving == 0 else problem.select(left)
         trial = torch.add(alpha[left], step[left], alpha=0.5**halving).clamp_(0, problem.C).mul_(part.keep)
         trial_gradient = part.gradient(trial)
-        good = objective(trial, trial_gradient) <= before[left] + slack[left]
+        # What a quadratic changes by, free of the cancellation between two objectives.
+        good = ((gradient[left] + trial_gradient) * (trial - alpha[left])).sum(1) <= 0
         alpha[left[good]], gradient[left[good]] = trial[good], trial_gradient[good]
         left = left[~good]
         if len(left) == 0:
