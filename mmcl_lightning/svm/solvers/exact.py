@@ -179,7 +179,6 @@ def _search(
     problem: MaxMarginDual, alpha: Tensor, gradient: Tensor, step: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Halve each problem's step until its objective falls; return points, gradients and which moved."""
-
     alpha, gradient = alpha.clone(), gradient.clone()
     left = torch.arange(problem.B, device=alpha.device)
     for halving in range(_HALVINGS + 1):
