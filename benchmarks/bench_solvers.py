@@ -2,9 +2,10 @@
 
     python benchmarks/bench_solvers.py [--sizes 64,128,...,4096] [--device cuda] [--out docs/results]
 
-Prints a table and writes ``solvers_<device>.{md,json,png}``. *Loss* is forward and backward of the loss on
-given projections; *solve* goes from a given kernel matrix to alpha, for the dense form too. Each is the
-median of several warmed-up calls, taken in turn with those of the other methods.
+Prints a table and writes ``solvers_<device>.{json,png}`` and the device's section of ``solvers.md``.
+*Loss* is forward and backward of the loss on given projections; *solve* goes from a given kernel matrix to
+alpha, for the dense form too. Each is the median of several warmed-up calls, taken in turn with those of the
+other methods.
 """
 
 from __future__ import annotations
@@ -335,7 +336,7 @@ def report(rows: Sequence[Row], notes: str, device: torch.device, folder: Path) 
     record = {"machine": common.machine(device), "notes": notes, "scaling": growth}
     record["rows"] = [vars(row) | {"setting": vars(row.setting)} for row in rows]
     plot(rows, folder / f"solvers_{device}.png")
-    return common.write(folder, f"solvers_{device}", record, targets(rows, growth), text)
+    return common.write(folder, "solvers", device, record, targets(rows, growth), text)
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

@@ -4,7 +4,7 @@
 
 A case is ``BACKBONE@PIXELS:IMAGES``; at 32 pixels a ResNet has the CIFAR stem. A step is forward, loss,
 backward and SGD on random images, two views each. All losses take turns on one network. Prints a table and
-writes ``step_<device>.{md,json,png}``.
+writes ``step_<device>.{json,png}`` and the device's section of ``step.md``.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             left_out += f"\n{case}: out of memory.\n"
     text = f"{NOTES}{left_out}\n{common.table(HEAD, [line for r in records for line in lines(r)])}"
     record = {"machine": common.machine(device), "notes": NOTES + left_out, "cases": records}
-    print(common.write(chosen.out, f"step_{device}", record, targets(records), text))
+    print(common.write(chosen.out, "step", device, record, targets(records), text))
     plot(records, chosen.out / f"step_{device}.png")
 
 

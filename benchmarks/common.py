@@ -289,12 +289,20 @@ def figure(path: Path, panels: int) -> Iterator[list[Any]]:
     plt.close(drawing)
 
 
-def write(out: Path, stem: str, record: dict[str, Any], targets: Sequence[Target], text: str) -> str:
-    """Write ``stem.json`` and ``stem.md``, the targets in both, and return the latter."""
+def write(
+    out: Path, stem: str, device: object, record: dict[str, Any], targets: Sequence[Target], text: str
+) -> str:
+    """Write ``stem_DEVICE.json`` and the device's section of ``stem.md``, and return the section.
+
+    What else stands in ``stem.md``, such as the other device's section and an introduction, is kept.
+    """
     machine = ", ".join(f"{name} {value}" for name, value in record["machine"].items())
     text = f"Machine: {machine}.\n\n## Targets\n\n{table(Target.head, [t.row() for t in targets])}\n{text}"
     record |= {"targets": [vars(t) | {"verdict": t.verdict} for t in targets]}
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{stem}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-    (out / f"{stem}.md").write_text(text)
+    (out / f"{stem}_{device}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+    path, begin, end = out / f"{stem}.md", f"<!-- {device} -->\n", f"<!-- end of {device} -->\n"
+    before, _, rest = (path.read_text() if path.exists() else "").partition(begin)
+    _, _, after = rest.partition(end)
+    path.write_text(f"{before}{begin}\n# Measured on {str(device).upper()}\n\n{text}\n{end}{after}")
     return text

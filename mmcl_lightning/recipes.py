@@ -29,8 +29,8 @@ def find_recipe(name: str) -> str:
     """Return the path of a configuration.
 
     Args:
-        name: A path, or the bare name of a shipped recipe, with or without ``.yaml``. A file in the
-            current folder comes first.
+        name: A path, or the name of a shipped recipe or study (``ablations/kernel``), with or without
+            ``.yaml``. A file in the current folder comes first.
 
     Raises:
         ConfigError: If there is neither; the message lists the recipes.
@@ -39,7 +39,8 @@ def find_recipe(name: str) -> str:
         if Path(candidate).is_file():
             return candidate
         shipped = recipe_folder() / candidate
-        if Path(candidate).name == candidate and shipped.is_file():
+        inside = not Path(candidate).is_absolute() and ".." not in Path(candidate).parts
+        if inside and shipped.is_file():
             return str(shipped)
     near = difflib.get_close_matches(Path(name).name, recipe_names(), n=1)
     raise ConfigError(

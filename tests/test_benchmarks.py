@@ -27,7 +27,7 @@ def test_a_quick_run_writes_table_numbers_and_targets(
     stem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load(monkeypatch, f"bench_{stem}").main(["--quick", "--out", str(tmp_path)])
-    text = (tmp_path / f"{stem}_cpu.md").read_text()
+    text = (tmp_path / f"{stem}.md").read_text()
     record = json.loads((tmp_path / f"{stem}_cpu.json").read_text())
     assert "## Targets" in text
     assert "Exact" in text

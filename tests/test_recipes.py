@@ -28,6 +28,14 @@ SMALL = [
     "--trainer.enable_model_summary=false",
 ]
 NO_STEM = ["--model.cifar_stem=false"]
+#: The same for a recipe that evaluates a pretrained backbone.
+SMALL_EVALUATION = [
+    *[option for option in SMALL if "hidden_dim" not in option],
+    "--model.checkpoint=random",
+    "--trainer.accumulate_grad_batches=1",
+    "--data.train_transform=null",  # 224 pixels where the recipe has its own
+    "--data.eval_transform=null",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +49,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_recipe_trains_and_resumes(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # A recipe saves every so many epochs; this one more checkpoint is there after any.
     saver = {"dirpath": "saved", "filename": "{step}", "every_n_train_steps": 2, "save_top_k": -1}
+    evaluates = name.endswith(("_linear.yaml", "_finetune.yaml"))
     options = [
-        *SMALL,
-        *NO_STEM,
+        *(SMALL_EVALUATION if evaluates else [*SMALL, *NO_STEM]),
         "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
         *[f"--trainer.callbacks.{option}={value}" for option, value in saver.items()],
     ]

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from mmcl_lightning.datamodules.loading import EpochSampler, EvalDataset, ResumableDataLoader, ViewDataset
-from mmcl_lightning.datamodules.sources import ImageSource, take_subset
+from mmcl_lightning.datamodules.loading import (
+    EpochSampler,
+    EvalDataset,
+    EvenSampler,
+    ResumableDataLoader,
+    ViewDataset,
+)
+from mmcl_lightning.datamodules.sources import ImageSource, balanced_subset, take_subset, without_labels
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import ImageTransform, MultiView
 
@@ -46,7 +54,8 @@ class SSLDataModule(LightningDataModule):
         ``train_dataloader`` and ``val_dataloader``: ``(views, targets)`` with views a list of two float32
         tensors ``(B, 3, H, W)``, in [0, 1] or normalised as the transform says, and targets int64
         ``(B,)``, -1 = unlabelled. ``knn_dataloaders`` and ``predict_dataloader``: ``(image, target)``,
-        float32 ``(B, 3, H, W)`` and int64 ``(B,)``, in the order of the data set.
+        float32 ``(B, 3, H, W)`` and int64 ``(B,)``, in the order of the data set. With the task
+        ``"classify"`` all batches are ``(image, target)``.
 
     Order and augmentations depend on (seed, epoch, position of the image) alone; see ``loading.py``.
 
@@ -54,9 +63,16 @@ class SSLDataModule(LightningDataModule):
         batch_size: Images per step and per device, at least 2 (each image's negatives are the others).
         eval_batch_size: Images per step of readout and prediction, per device.
         num_workers: Worker processes per loader; 0 loads in the main process.
+        task: ``"pretrain"`` trains on two views of all training images. ``"classify"`` trains on one view
+            of the labelled ones, and validates and tests on clean test images: for
+            :class:`~mmcl_lightning.modules.LinearEvaluation` and ``FineTune``.
         train_subset: Use this many training images, chosen by ``seed``, equally many of each class
             where all are labelled. None uses all.
         test_subset: The same for the held-out images.
+        validation_subset: Hold out this many of the labelled training images, equally many of each class,
+            and let readout and validation loss see them in place of the test images: for choosing options.
+            They are not trained on, unless the data set pretrains on more than its labelled images
+            (STL-10): there all images stay, without labels.
         predict_split: Images of ``predict_dataloader``: ``"test"``, or ``"train"`` (the labelled training
             images, or the unlabelled ones where none is labelled).
         seed: Order, augmentations and subsets are functions of it.
@@ -72,8 +88,10 @@ class SSLDataModule(LightningDataModule):
         batch_size: int = 256,
         eval_batch_size: int = 512,
         num_workers: int = 2,
+        task: Literal["pretrain", "classify"] = "pretrain",
         train_subset: int | None = None,
         test_subset: int | None = None,
+        validation_subset: int | None = None,
         predict_split: Literal["train", "test"] = "test",
         seed: int = 0,
         train_transform: ImageTransform | nn.Module | None = None,
@@ -89,17 +107,22 @@ class SSLDataModule(LightningDataModule):
             ("num_workers", num_workers, 0),
             ("train_subset", train_subset, 2),
             ("test_subset", test_subset, 1),
+            ("validation_subset", validation_subset, 1),
             ("seed", seed, 0),
         ):
             if value is not None and value < low:
                 raise ConfigError(f"{name} must be at least {low}, got {value}")
+        if task not in ("pretrain", "classify"):
+            raise ConfigError(f"task must be 'pretrain' or 'classify', got {task!r}")
         if predict_split not in ("train", "test"):
             raise ConfigError(f"predict_split must be 'train' or 'test', got {predict_split!r}")
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
+        self.task = task
         self.train_subset = train_subset
         self.test_subset = test_subset
+        self.validation_subset = validation_subset
         self.predict_split = predict_split
         self.seed = seed
         self.train_transform = train_transform
@@ -120,6 +143,10 @@ class SSLDataModule(LightningDataModule):
     def load_splits(self) -> Splits:
         """Open the data set; subsets are taken by the caller."""
 
+    def prepare_source(self, source: ImageSource) -> ImageSource:
+        """Do once what every image of a split needs, after subsets are taken; by default nothing."""
+        return source
+
     @abstractmethod
     def default_train_transform(self) -> ImageTransform:
         """Return the augmentation of one view."""
@@ -136,21 +163,30 @@ class SSLDataModule(LightningDataModule):
     def splits(self) -> Splits:
         """The images by their use, reduced to the subsets; opened on first access."""
         if self._splits is None:
-            full = self.load_splits()
+            full = self._hold_out(self.load_splits())
+            pretrain = take_subset(full.pretrain, self.train_subset, self.seed, "train_subset")
+            heldout = self._reduce_test(full.heldout)
+            bank = pretrain if full.bank is full.pretrain else self._reduce_bank(full)
+            query = heldout if full.query is full.heldout else self._reduce_test(full.query)
+            used = {id(source): source for source in (pretrain, heldout, bank, query) if source is not None}
+            ready = {key: self.prepare_source(source) for key, source in used.items()}
             self._splits = Splits(
-                pretrain=take_subset(full.pretrain, self.train_subset, self.seed, "train_subset"),
-                heldout=self._reduce_test(full.heldout),
-                bank=self._reduce_bank(full),
-                query=self._reduce_test(full.query),
+                ready[id(pretrain)], ready.get(id(heldout)), ready.get(id(bank)), ready.get(id(query))
             )
         return self._splits
 
     def train_dataloader(self) -> ResumableDataLoader:
-        """Two views of the training images in a new order every epoch; the last partial batch is dropped.
+        """Training images in a new order every epoch.
+
+        To pretrain, two views of each, without the last partial batch. To classify, one view of each that
+        has a label; only a last batch of one image is dropped, since batch norm needs two.
 
         Raises:
-            ConfigError: If one batch over all devices needs more images than there are.
+            ConfigError: To pretrain, if one batch over all devices needs more images than there are; to
+                classify, if none has a label.
         """
+        if self.task == "classify":
+            return self._train_loader(self._labelled())
         source = self.splits.pretrain
         needed = self.batch_size * self._world_size
         if needed > len(source):
@@ -159,22 +195,16 @@ class SSLDataModule(LightningDataModule):
                 f"batch_size is {self.batch_size}{devices}, but there are only {len(source)} training images;"
                 f" set batch_size to {max(2, len(source) // self._world_size)} or less, or bring more images"
             )
-        dataset = self._view_dataset(source)
-        sampler = EpochSampler(dataset, self._world_size, self._rank, seed=self.seed)
-        return ResumableDataLoader(
-            dataset=dataset,
-            batch_size=self.batch_size,
-            sampler=sampler,
-            drop_last=True,
-            persistent_workers=self.num_workers > 0,
-            **self._loader_options(),
-        )
+        return self._train_loader(source)
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Two views of held-out images, the same in every epoch; an empty list where none is held out.
 
-        Batches are smaller than ``batch_size`` only where fewer images are held out.
+        Batches are smaller than ``batch_size`` only where fewer images are held out. To classify, what
+        :meth:`test_dataloader` gives.
         """
+        if self.task == "classify":
+            return self.test_dataloader()
         source = self.splits.heldout
         batch_size = 0 if source is None else min(self.batch_size, len(source) // self._world_size)
         if source is None or batch_size < 2:
@@ -187,12 +217,29 @@ class SSLDataModule(LightningDataModule):
             dataset=dataset, batch_size=batch_size, sampler=sampler, drop_last=True, **self._loader_options()
         )
 
+    def test_dataloader(self) -> DataLoader[Any]:
+        """Labelled test images under the evaluation transform, shared between processes.
+
+        Where shares are uneven, fillings have the target -1, so that no image counts twice.
+
+        Raises:
+            ConfigError: If no labelled image is held out.
+        """
+        if self.splits.query is None:
+            raise ConfigError("there are no labelled test images to classify")
+        return self._eval_loader(self.splits.query, share=True)
+
     def knn_dataloaders(self) -> tuple[DataLoader[Any], DataLoader[Any]] | None:
         """Bank and query of the k-NN readout, or None without labels (the readout then switches off)."""
         bank, query = self.splits.bank, self.splits.query
         if bank is None or query is None:
             return None
         return self._eval_loader(bank), self._eval_loader(query)
+
+    def health_dataloader(self) -> DataLoader[Any]:
+        """Training images under the evaluation transform: those with labels, or all where none has one."""
+        splits = self.splits
+        return self._eval_loader(splits.pretrain if splits.bank is None else splits.bank)
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Images of ``predict_split`` under the evaluation transform.
@@ -202,7 +249,7 @@ class SSLDataModule(LightningDataModule):
         """
         splits = self.splits
         if self.predict_split == "train":
-            return self._eval_loader(splits.pretrain if splits.bank is None else splits.bank)
+            return self.health_dataloader()
         source = splits.heldout if splits.query is None else splits.query
         if source is None:
             raise ConfigError(
@@ -210,9 +257,44 @@ class SSLDataModule(LightningDataModule):
             )
         return self._eval_loader(source)
 
+    def fingerprint(self) -> dict[str, str]:
+        """Number of images and a hash of them for each split that there is: equal data, equal hash.
+
+        The hash covers all targets and the pixels of up to 32 images spread over the split.
+        """
+        found = {}
+        for use in ("pretrain", "heldout", "bank", "query"):
+            source = getattr(self.splits, use)
+            if source is not None:
+                digest = hashlib.sha256(np.ascontiguousarray(source.targets).tobytes())
+                for index in np.linspace(0, len(source) - 1, min(32, len(source))).astype(int):
+                    image, _ = source[int(index)]
+                    digest.update(repr(image.size).encode() + image.tobytes())
+                found[use] = f"{len(source)} images, {digest.hexdigest()[:12]}"
+        return found
+
+    def _hold_out(self, full: Splits) -> Splits:
+        """Put labelled training images in the place of the test images, if asked to."""
+        if self.validation_subset is None:
+            return full
+        if full.bank is None:
+            raise ConfigError("validation_subset needs labelled training images, and there are none")
+        size, labelled = self.validation_subset, len(full.bank)
+        if size >= labelled:
+            raise ConfigError(f"validation_subset is {size}, but there are only {labelled} labelled images")
+        chosen = balanced_subset(full.bank.targets, size, self.seed + 2)
+        validation = full.bank.subset(chosen)
+        rest = full.bank.subset(np.setdiff1d(np.arange(labelled), chosen))
+        return Splits(
+            pretrain=rest if full.pretrain is full.bank else without_labels(full.pretrain),
+            heldout=validation,
+            bank=rest,
+            query=validation,
+        )
+
     def _reduce_test(self, source: ImageSource | None) -> ImageSource | None:
-        if source is None:
-            return None
+        if source is None or self.validation_subset is not None:  # that has the size asked for already
+            return source
         return take_subset(source, self.test_subset, self.seed + 1, "test_subset")
 
     def _reduce_bank(self, full: Splits) -> ImageSource | None:
@@ -222,20 +304,48 @@ class SSLDataModule(LightningDataModule):
         # The bank may hold fewer images than the training (STL-10): then it stays whole.
         return take_subset(bank, min(size, len(bank)), self.seed, "train_subset")
 
+    def _labelled(self) -> ImageSource:
+        """Training images of the classification."""
+        bank = self.splits.bank
+        kept = np.flatnonzero(bank.targets >= 0) if bank is not None else []
+        if bank is None or len(kept) == 0:
+            raise ConfigError("task 'classify' needs labelled training images, and there are none")
+        return bank if len(kept) == len(bank) else bank.subset(kept)
+
+    def _train_loader(self, source: ImageSource) -> ResumableDataLoader:
+        dataset = self._view_dataset(source)
+        sampler = EpochSampler(dataset, self._world_size, self._rank, seed=self.seed)
+        return ResumableDataLoader(
+            dataset=dataset,
+            batch_size=self.batch_size,
+            sampler=sampler,
+            drop_last=self.task == "pretrain" or sampler.num_samples % self.batch_size == 1,
+            persistent_workers=self.num_workers > 0,
+            **self._loader_options(),
+        )
+
     def _view_dataset(self, source: ImageSource) -> ViewDataset:
         transform: Any = self.train_transform
         if transform is None:
             transform = self.default_train_transform()
+        if self.task == "classify":
+            one = transform.transform if isinstance(transform, MultiView) else transform
+            return ViewDataset(source, one, self.seed)
         views = transform if isinstance(transform, MultiView) else MultiView(transform)
         return ViewDataset(source, views, self.seed)
 
-    def _eval_loader(self, source: ImageSource) -> DataLoader[Any]:
+    def _eval_loader(self, source: ImageSource, share: bool = False) -> DataLoader[Any]:
         transform: Any = self.eval_transform
         if transform is None:
             transform = self.default_eval_transform()
         dataset: Dataset[Any] = EvalDataset(source, transform)
+        sampler = EvenSampler(dataset, self._world_size, self._rank) if share else None
         return DataLoader(
-            dataset=dataset, batch_size=self.eval_batch_size, shuffle=False, **self._loader_options()
+            dataset=dataset,
+            batch_size=self.eval_batch_size,
+            shuffle=False,
+            sampler=sampler,
+            **self._loader_options(),
         )
 
     def _loader_options(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from mmcl_lightning.datamodules.sources import ImageSource
 
-__all__ = ["EpochSampler", "EvalDataset", "ResumableDataLoader", "ViewDataset", "mix_seed"]
+__all__ = ["EpochSampler", "EvalDataset", "EvenSampler", "ResumableDataLoader", "ViewDataset", "mix_seed"]
 
 _MASK = 2**64 - 1
 
@@ -83,6 +83,27 @@ class EpochSampler(DistributedSampler[Any]):
         return iter([(epoch, position) for position in mine[self.skip :]])
 
 
+class EvenSampler(DistributedSampler[Any]):
+    """Yields every position once over all ranks, and fills up so that each rank has equally many.
+
+    Ranks that evaluate together must run equally many batches. A filling is ``~position``, for which
+    :class:`EvalDataset` gives the image without its label, so that it is not counted a second time.
+
+    Args:
+        dataset: Anything with a length.
+        num_replicas: Number of processes.
+        rank: This process, 0 to ``num_replicas - 1``.
+    """
+
+    def __init__(self, dataset: Any, num_replicas: int = 1, rank: int = 0) -> None:
+        super().__init__(dataset, num_replicas, rank, shuffle=False)
+
+    def __iter__(self) -> Iterator[int]:
+        length = len(self.dataset)  # type: ignore[arg-type]
+        mine = range(self.rank, self.total_size, self.num_replicas)
+        return iter([at if at < length else ~(at % length) for at in mine])
+
+
 class ViewDataset(Dataset[Any]):
     """Augmented images under ``(epoch, position)`` keys: ``(list of (3, H, W) float32, target)``.
 
@@ -120,6 +141,8 @@ class ViewDataset(Dataset[Any]):
 class EvalDataset(Dataset[Any]):
     """Images under the evaluation transform: ``((3, H, W) float32, target)``.
 
+    At ``~position`` lies the same image as at ``position``, with the target -1: see :class:`EvenSampler`.
+
     Args:
         source: The images.
         transform: From PIL image to tensor, without randomness.
@@ -133,8 +156,8 @@ class EvalDataset(Dataset[Any]):
         return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, target = self.source[index]
-        return self.transform(image), target
+        image, target = self.source[index if index >= 0 else ~index]
+        return self.transform(image), target if index >= 0 else -1
 
 
 class ResumableDataLoader(DataLoader[Any]):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import sys
 import warnings
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
@@ -18,28 +16,30 @@ from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
 from mmcl_lightning.modules.chunked import encode_in_chunks
+from mmcl_lightning.modules.resumable import ResumableModule
 from mmcl_lightning.modules.specs import from_spec, to_spec
 from mmcl_lightning.optim import WarmupConstant, WarmupCosine, parameter_groups, scale_learning_rate
 
 __all__ = ["ContrastiveModule"]
 
 
-class ContrastiveModule(LightningModule):
+class ContrastiveModule(ResumableModule):
     """Pretrain a backbone by a contrastive loss between two views of each image.
 
     A batch is ``views, targets = batch[0], batch[1]`` with views a list of two tensors ``(B, 3, H, W)``;
     targets are not used. Both views pass the backbone in one forward, so batch norm sees them together.
     A checkpoint holds ``backbone.*`` and ``projection_head.*`` and rebuilds the module by itself:
-    ``load_from_checkpoint(path)``; what was a live ``nn.Module`` has to be passed again.
+    ``load_from_checkpoint(path)``; a backbone or head that was a live ``nn.Module`` has to be passed again.
 
     Args:
-        criterion: Loss, called as ``criterion(z0, z1)`` on un-normalised projections ``(B, D)``.
+        criterion: Loss, called as ``criterion(z0, z1)`` on un-normalised projections ``(B, D)``: any of
+            :mod:`mmcl_lightning.losses`; in YAML a name or a ``class_path`` with ``init_args``.
         backbone: A name (``"resnet50"``, ``"timm:vit_small_patch16_224"``, ``"conv4"``, see
             :func:`~mmcl_lightning.models.build_backbone`) or a module from images to ``(B, F)``.
         cifar_stem: Give a ResNet the stem for images of 32 to 64 pixels.
-        projection_head: ``"imagenet"`` or ``"cifar"`` for the paper's two heads, or a module from
+        projection_head: ``"imagenet"`` or ``"cifar"`` for the paper's two heads, ``"moco"``, or a module from
             ``(B, F)`` to ``(B, D)``.
-        hidden_dim: Width of a named head's hidden layer; ``None`` for the paper's (2048 or 512).
+        hidden_dim: Width of a named head's hidden layer; ``None`` for the paper's (2048 or 512; moco: F).
         output_dim: Width D of a named head's projection.
         optimizer: Called with parameter groups; in YAML a ``class_path`` with ``init_args``.
             ``None`` for Adam with lr 1e-3 and weight decay 1e-6, the paper's choice for small sets.
@@ -65,7 +65,7 @@ class ContrastiveModule(LightningModule):
         criterion: ContrastiveLoss,
         backbone: str | nn.Module = "resnet50",
         cifar_stem: bool = False,
-        projection_head: Literal["imagenet", "cifar"] | nn.Module = "imagenet",
+        projection_head: Literal["imagenet", "cifar", "moco"] | nn.Module = "imagenet",
         hidden_dim: int | None = None,
         output_dim: int = 128,
         optimizer: OptimizerCallable | None = None,
@@ -91,7 +91,7 @@ class ContrastiveModule(LightningModule):
         self.projection_head = _head(
             from_spec(projection_head, nn.Module, "projection_head"), self.backbone, hidden_dim, output_dim
         )
-        self.criterion = from_spec(criterion, ContrastiveLoss, "criterion")  # type: ignore[type-abstract]
+        self.criterion = from_spec(criterion, ContrastiveLoss, "criterion")
         self.optimizer: OptimizerCallable = from_spec(optimizer, torch.optim.Optimizer, "optimizer")
         if self.optimizer is None:
             self.optimizer = functools.partial(torch.optim.Adam, lr=1e-3, weight_decay=1e-6)
@@ -104,12 +104,6 @@ class ContrastiveModule(LightningModule):
         """Return the representation h, shape ``(B, F)``, of images ``(B, 3, H, W)``."""
         h: Tensor = self.backbone(x)
         return h
-
-    def on_train_start(self) -> None:
-        """Hand the loaders their state from the checkpoint, so that an interrupted epoch continues."""
-        # Lightning does it when it sets the loaders up. configure_optimizers below asks for the number of
-        # steps, which sets them up before the checkpoint's loop state is read, and then nobody does.
-        self.trainer.fit_loop._load_combined_loader_states()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of a batch of views; a projection that is not finite raises, naming the step."""
@@ -137,8 +131,14 @@ class ContrastiveModule(LightningModule):
         except ValueError as error:  # torch's own checks of lr, betas, ...
             raise ConfigError(f"optimizer: {error}") from error
         steps = self.trainer.estimated_stepping_batches  # also sets up the loader that the next line reads
+        batch_size = self.global_batch_size()
+        if batch_size is None and self.lr_scaling != "none":
+            raise ConfigError(
+                "lr_scaling needs the batch size, and the training loader has no batch_size: "
+                "set lr_scaling to 'none' and give the learning rate itself"
+            )
         for group in optimizer.param_groups:
-            group["lr"] = scale_learning_rate(group["lr"], self._global_batch_size(), self.lr_scaling)
+            group["lr"] = scale_learning_rate(group["lr"], batch_size or 1, self.lr_scaling)
         if math.isinf(steps):
             if self.lr_schedule == "cosine" or self.warmup:
                 raise ConfigError("a cosine or a warm-up needs an end: set trainer.max_epochs or max_steps")
@@ -150,59 +150,33 @@ class ContrastiveModule(LightningModule):
             scheduler = WarmupConstant(optimizer, warmup_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse weights that are not finite; let a run that broke off within a batch resume with it."""
-        if not all(p.isfinite().all() for p in self.parameters()):
-            cause = sys.exc_info()[1]  # set where the checkpoint is one that is saved after an error
-            said = f"{cause}. " if isinstance(cause, NumericalError) else ""
-            raise NumericalError(
-                f"{said}The weights are not finite at step {self.global_step}: no checkpoint is written, and "
-                "the ones before stay as they are"
-            )
-        fit = checkpoint.get("loops", {}).get("fit_loop", {})
-        current = fit.get("epoch_loop.batch_progress", {}).get("current", {})
-        unfinished = current.get("ready", 0) - current.get("processed", 0)
-        for loader in fit.get("state_dict", {}).get("combined_loader", []):
-            if unfinished and "batches" in loader:  # our ResumableDataLoader counts what it handed out
-                loader["batches"] -= unfinished
-
     def _contrast(self, batch: Any) -> Tensor:
         views = batch[0]
         if not isinstance(views, list | tuple) or len(views) != 2:
             got = f"{len(views)} views" if isinstance(views, list | tuple) else type(views).__name__
             raise ShapeError(f"a batch must start with a list of two views, each (B, 3, H, W); got {got}")
-        z0, z1 = self._project(list(views))
         try:
-            loss: Tensor = self.criterion(z0, z1)
+            return self._loss(list(views))
         except NumericalError as error:
             where = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
             raise NumericalError(f"{where} step {self.global_step}: {error}") from error
+
+    def _loss(self, views: list[Tensor]) -> Tensor:
+        """Loss of two views; a module with another way from views to a loss has its own."""
+        z0, z1 = self._project(views)
+        loss: Tensor = self.criterion(z0, z1)
         return loss
 
-    def _project(self, views: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the projections of both views, each ``(B, D)``."""
+    def _project(self, views: list[Tensor]) -> tuple[Tensor, ...]:
+        """Return the projections of the views, each ``(B, D)``."""
 
         def encode(images: Tensor) -> Tensor:
             z: Tensor = self.projection_head(self.backbone(images))
             return z
 
         if self.chunk_size is None or not torch.is_grad_enabled():
-            z0, z1 = encode(torch.cat(views)).chunk(2)
-            return z0, z1
+            return encode(torch.cat(views)).chunk(len(views))
         return encode_in_chunks(encode, views, self.chunk_size, [self.backbone, self.projection_head])
-
-    def _global_batch_size(self) -> int:
-        """Images per optimizer step, over all devices and accumulated batches."""
-        loader = self.trainer.train_dataloader
-        size = getattr(loader, "batch_size", None)
-        if size is None:
-            if self.lr_scaling != "none":
-                raise ConfigError(
-                    "lr_scaling needs the batch size, and the training loader has no batch_size: "
-                    "set lr_scaling to 'none' and give the learning rate itself"
-                )
-            return 1
-        return int(size) * self.trainer.world_size * self.trainer.accumulate_grad_batches
 
     def _record_options(self) -> None:
         """Store the options in plain data; under LightningCLI they are stored as the YAML has them."""
@@ -236,4 +210,6 @@ def _head(head: str | nn.Module, backbone: nn.Module, hidden_dim: int | None, ou
         return ProjectionHead.imagenet(feature_dim(backbone), hidden_dim or 2048, output_dim)
     if head == "cifar":
         return ProjectionHead.cifar(feature_dim(backbone), hidden_dim or 512, output_dim)
-    raise ConfigError(f"projection_head must be 'imagenet', 'cifar' or a module, got {head!r}")
+    if head == "moco":
+        return ProjectionHead.moco(feature_dim(backbone), hidden_dim, output_dim)
+    raise ConfigError(f"projection_head must be 'imagenet', 'cifar', 'moco' or a module, got {head!r}")

@@ -265,3 +265,35 @@ def test_yaml_builds_a_data_module_with_its_transforms() -> None:
     instantiate = parser.instantiate if hasattr(parser, "instantiate") else parser.instantiate_classes
     data = instantiate(parser.parse_object({"data": config})).data
     assert data.train_transform.size == data.eval_transform.crop == 24
+
+
+def test_validation_images_come_from_training_and_leave_it() -> None:
+    data = shapes(train_size=60, validation_subset=20, train_subset=30, test_subset=7)
+    splits = data.splits
+    assert splits.query is splits.heldout
+    assert len(splits.query) == 20, "test_subset is about test images"
+    assert np.bincount(splits.query.targets).tolist() == [2] * 10
+    assert splits.pretrain is splits.bank
+    assert len(splits.pretrain) == 30
+    everything = shapes(train_size=60).splits.pretrain
+    seen = [everything[i][0].tobytes() for i in range(60)]
+    held = {splits.query[i][0].tobytes() for i in range(20)}
+    trained = {splits.pretrain[i][0].tobytes() for i in range(30)}
+    assert held <= set(seen)
+    assert trained <= set(seen) - held
+
+
+def test_a_validation_part_of_all_images_is_refused() -> None:
+    with pytest.raises(ConfigError, match="validation_subset is 50, but there are only 50 labelled images"):
+        shapes(validation_subset=50).setup()
+    with pytest.raises(ConfigError, match="validation_subset must be at least 1"):
+        shapes(validation_subset=0)
+
+
+def test_equal_data_have_equal_fingerprints() -> None:
+    first = shapes().fingerprint()
+    assert first == shapes().fingerprint()
+    assert first["pretrain"].startswith("50 images, ")
+    assert first["query"].startswith("20 images, ")
+    assert first != shapes(seed=1).fingerprint()
+    assert first["pretrain"] != shapes(train_subset=49).fingerprint()["pretrain"]

@@ -31,3 +31,27 @@ def test_merging_in_any_order_is_a_stable_sort(k: int) -> None:
         similarity, rows = split_keys(best)
         assert torch.equal(similarity, expected.values[:, :k])
         assert torch.equal(rows, expected.indices[:, :k])
+
+
+@pytest.mark.parametrize("spread", [3, 200, 100_000])  # from ties everywhere to hardly any
+@pytest.mark.parametrize("k", [1, 5, 30])
+@pytest.mark.parametrize("n", [1000, 1003, 1024])
+def test_wide_chunks_are_a_stable_sort_too(n: int, k: int, spread: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    values = torch.randint(-spread, spread, (40, n), generator=g).float()
+    expected = values.sort(dim=1, descending=True, stable=True)
+    best = merge_top_k(no_neighbours(40, values.device), values[:, :10], torch.arange(10), k)
+    best = merge_top_k(best, values[:, 10:], torch.arange(10, n), k)
+    similarity, rows = split_keys(best)
+    assert torch.equal(similarity, expected.values[:, :k])
+    assert torch.equal(rows, expected.indices[:, :k])
+
+
+def test_the_best_may_be_in_any_columns() -> None:
+    """The best values are all in one group, in different groups, and among the columns of no group."""
+    n, k = 1003, 5
+    for columns in ([0, 62, 124, 186, 248], [7, 8, 9, 10, 11], [998, 999, 1000, 1001, 1002]):
+        values = torch.zeros(1, n)
+        values[0, columns] = torch.arange(5.0, 0.0, -1.0)
+        _, rows = split_keys(merge_top_k(no_neighbours(1, values.device), values, torch.arange(n), k))
+        assert rows.tolist() == [columns]

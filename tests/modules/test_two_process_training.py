@@ -6,11 +6,14 @@ import functools
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from runs import FlatNet, mmcl, shapes, trainer
 from torch import nn
 
+from mmcl_lightning.callbacks import HealthPanel, OnlineKNN
+from mmcl_lightning.distributed import gather_objects
 from mmcl_lightning.modules import MMCL
 
 
@@ -21,8 +24,27 @@ def build() -> MMCL:
     return mmcl(backbone=FlatNet(), projection_head=head, optimizer=sgd, lr_scaling="linear")
 
 
+class Agreement(Callback):
+    """Fails where the processes do not have the same values: they would not save the same checkpoints."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        values = {name: float(value) for name, value in trainer.callback_metrics.items() if "/" in name}
+        readouts = {name: value for name, value in values.items() if name.startswith(("knn", "health"))}
+        found = gather_objects(readouts)
+        assert len(readouts) == 11
+        assert all(other == readouts for other in found)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:  # forked processes do not bring their callbacks home
+            states = {type(callback).__name__: callback.state_dict() for callback in trainer.callbacks}
+            torch.save(states, Path(trainer.default_root_dir) / "readouts.pt")
+
+
 def run(folder: Path, batch_size: int, **options: object) -> Trainer:
-    runner = trainer(folder, max_steps=3, **options)
+    folder.mkdir()
+    knn = OnlineKNN(k=5, protocols=[{"k": 9, "feature": "z"}])
+    readouts = [HealthPanel(images=11, view_images=12), knn, Agreement()]
+    runner = trainer(folder, *readouts, max_steps=3, max_epochs=2, **options)
     module = build()
     runner.fit(module, shapes(batch_size=batch_size))
     runner.save_checkpoint(folder / "end.ckpt")
@@ -30,6 +52,7 @@ def run(folder: Path, batch_size: int, **options: object) -> Trainer:
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
+    """Weights and readouts; before training, where the weights are the same, the k-NN is exactly the same."""
     run(tmp_path / "one", 16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -39,3 +62,9 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     for name, value in one["state_dict"].items():
         torch.testing.assert_close(two["state_dict"][name], value, rtol=1e-5, atol=1e-5)
     assert any((value - start[name]).abs().max() > 1e-3 for name, value in one["state_dict"].items())
+    states = [torch.load(tmp_path / name / "readouts.pt") for name in ("one", "two")]
+    knn, panel = ([state[name] for state in states] for name in ("OnlineKNN", "HealthPanel"))
+    assert knn[0]["curve"][0] == knn[1]["curve"][0]
+    assert [epoch for epoch, _ in knn[1]["curve"]] == [0, 1, 2]
+    assert knn[1]["values"] == pytest.approx(knn[0]["values"], abs=0.051)  # weights differ by rounding
+    assert panel[1]["values"] == pytest.approx(panel[0]["values"], rel=1e-2, abs=1e-4)

@@ -1,0 +1,102 @@
+"""The report: right means, tuning apart from results, the paper's value only where the run is the paper's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mmcl_lightning.cli import main
+from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.ledger import Metric
+from mmcl_lightning.studies import write_report
+from mmcl_lightning.studies.paper import paper_value
+from tests.test_ledger import record
+
+
+def with_values(*values: float, **changes: Any) -> Any:
+    curve = [[float(i), 10 * i, 60.0 * i, value] for i, value in enumerate(values)]
+    return record(metrics={"knn/top1": Metric(curve)}, **changes)
+
+
+def test_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
+    for seed, last in enumerate((0.4, 0.5, 0.6)):
+        with_values(0.1, 0.7, last, seed=seed, label="ours").write(tmp_path / f"{seed}.json")
+    with_values(0.1, 0.3, 0.2, config_hash="def", label="theirs").write(tmp_path / "t.json")
+    text = write_report(tmp_path, tmp_path / "out" / "report.md", "A study")
+    assert text == (tmp_path / "out" / "report.md").read_text()
+    assert "| ours | 3 | 0.500 ± 0.100 | 0.700 ± 0.000 | 100 | 1.0 | 2.0 |" in text
+    assert "| theirs | 1 | 0.200 | 0.300 |" in text
+    assert "standard error of 0.049" in text, "sqrt(0.425 * 0.575 / 100)"
+    assert "k=20 T=0.07 cosine h" in text
+    assert Image.open(tmp_path / "out" / "report.png").width > 800
+
+
+def test_tuning_and_other_batch_sizes_stand_apart(tmp_path: Path) -> None:
+    for gamma, last in ((1.0, 0.4), (2.0, 0.45)):
+        config = {"model": {"init_args": {"kernel": {"gamma": gamma}, "C": 1.0}}}
+        data = {**record().data, "held_out": "validation"}
+        options = {"config": config, "config_hash": str(gamma), "data": data, "label": "ours"}
+        with_values(last, **options).write(tmp_path / f"{gamma}.json")
+    for batch in (8, 32):
+        config = {"data": {"init_args": {"batch_size": batch}}}
+        with_values(0.1, 0.5, config=config, config_hash=f"b{batch}").write(tmp_path / f"b{batch}.json")
+    text = write_report(tmp_path, tmp_path / "report.md")
+    sections = [line for line in text.splitlines() if line.startswith("## ")]
+    assert len(sections) == 3
+    assert sorted(section.rpartition(", ")[2] for section in sections[:2]) == ["batch 32", "batch 8"]
+    assert "validation part" in sections[2]
+    assert "| ours | gamma = 2.0 | **0.450** |" in text
+    assert "| ours | gamma = 1.0 | 0.400 |" in text
+    assert (tmp_path / "report_2.png").exists()
+
+
+def test_runs_that_broke_off_are_listed_and_not_averaged(tmp_path: Path) -> None:
+    with_values(0.1, 0.5).write(tmp_path / "a.json")
+    with_values(0.1, 0.9, status="interrupted", seed=7).write(tmp_path / "b.json")
+    text = write_report(tmp_path, tmp_path / "report.md")
+    assert "| MMCL, Exact | 1 | 0.500 |" in text
+    assert "* MMCL, Exact, seed 7: interrupted" in text
+
+
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no record"):
+        write_report(tmp_path, tmp_path / "r.md")
+    with pytest.raises(DataError, match="no folder"):
+        write_report(tmp_path / "none", tmp_path / "r.md")
+    with pytest.raises(ConfigError, match=r"must end in \.md"):
+        write_report(tmp_path, tmp_path / "r.html")
+    record().write(tmp_path / "a.json")
+    with pytest.raises(ConfigError, match=r"no run logged 'acc'; there are knn/top1"):
+        write_report(tmp_path, tmp_path / "r.md", metrics=["acc"])
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record().write(tmp_path / "a.json")
+    main(["report", str(tmp_path), "--out", str(tmp_path / "r.md"), "--title", "Mine"])
+    assert (tmp_path / "r.md").read_text().startswith("# Mine")
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path / "none")])
+    assert "error: there is no folder" in capsys.readouterr().err
+
+
+def of_paper(**changes: Any) -> Any:
+    init = {"backbone": "resnet50", "kernel": {"class_path": "mmcl_lightning.kernels.RBF"}}
+    data = {"class_path": "x.STL10DataModule", "init_args": {"batch_size": 256}}
+    config = {"model": {"init_args": init}, "data": data}
+    return record(**{"config": config, "method": "MMCL, Inverse", "epochs": 200, **changes})
+
+
+def test_the_papers_value_is_there_for_the_papers_run_only() -> None:
+    run = of_paper()
+    assert paper_value(run, "knn/top1") == pytest.approx(0.8133)
+    assert paper_value(of_paper(epochs=100), "knn/top1") is None
+    assert paper_value(record(), "knn/top1") is None
+    origin = {"method": "MMCL, ProjectedGradient", "config": run.config, "epochs": 400}
+    assert paper_value(of_paper(pretraining=origin), "linear/top1") == pytest.approx(0.8803)
+    origin = {"method": "HCL", "config": run.config, "epochs": 400}
+    assert paper_value(of_paper(pretraining=origin), "linear/top1") == pytest.approx(0.8744)
+    run.config["data"]["init_args"]["train_subset"] = 5000
+    assert paper_value(run, "knn/top1") is None, "a subset is another experiment"

@@ -1,0 +1,29 @@
+"""Every shipped study's runs are command lines that parse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmcl_lightning.cli import main
+from mmcl_lightning.recipes import find_recipe, recipe_folder
+from mmcl_lightning.studies import Study
+
+STUDIES = sorted((recipe_folder() / "ablations").glob("*.yaml"))
+
+
+def test_a_shipped_study_is_found_by_its_name() -> None:
+    assert Path(find_recipe("ablations/kernel")) == recipe_folder() / "ablations" / "kernel.yaml"
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_run_parses(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = Study.load(path)
+    first, last = study.variants[0], study.variants[-1]
+    for variant in (first, last):  # those between differ in a value
+        run = study.runs(variant, variant.tries()[0])[0]
+        with pytest.raises(SystemExit) as stopped:
+            main([*run.arguments, "--print_config"])
+        assert stopped.value.code == 0, capsys.readouterr().err
+    assert len({str(variant.options) for variant in study.variants}) == len(study.variants)

@@ -1,0 +1,161 @@
+"""Studies: what their runs are, that none runs twice, and that the best value is chosen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.ledger import Metric, Record
+from mmcl_lightning.studies import Study, Sweep, Variant
+from mmcl_lightning.studies.study import Run
+from tests.test_ledger import record
+
+TEXT = """
+name: small
+options: {config: base.yaml, trainer.max_epochs: 2}
+tuning: {data.validation_subset: 10}
+seeds: [0, 1]
+variants:
+  ours:
+    options: {config: more.yaml, model.solver: Exact}
+    tune: {model.gamma: [1.0, 2.0, 4.0]}
+  plain:
+"""
+
+
+def study(folder: Path, text: str = TEXT) -> Study:
+    (folder / "study.yaml").write_text(text)
+    return Study.load(folder / "study.yaml")
+
+
+def test_runs_and_their_arguments(tmp_path: Path) -> None:
+    ours, plain = study(tmp_path).variants
+    tuning = study(tmp_path).tuning_runs(ours)
+    assert [run.name for run in tuning] == [f"tuning/ours/gamma={gamma}" for gamma in (1.0, 2.0, 4.0)]
+    assert study(tmp_path).tuning_runs(plain) == []
+    expected = "fit --config base.yaml --config more.yaml --trainer.max_epochs 2 --model.solver Exact "
+    assert " ".join(tuning[1].arguments) == expected + (
+        "--data.validation_subset 10 --model.gamma 2.0 --seed_everything 0 --data.seed 0"
+    )
+    run = study(tmp_path).runs(ours, {"model.gamma": 4.0})[1]
+    assert " ".join(run.arguments) == expected + "--model.gamma 4.0 --seed_everything 1 --data.seed 1"
+    assert (run.name, run.label, run.seed) == ("ours/seed 1", "ours", 1)
+
+
+def test_values_of_any_kind_become_one_argument(tmp_path: Path) -> None:
+    text = TEXT.replace("model.solver: Exact", "model.schedule: {C: {1: .inf}}, a: true, b: null, c: a b")
+    arguments = study(tmp_path, text).runs(study(tmp_path, text).variants[0], {})[0].arguments
+    found = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    assert (found["--model.schedule"], found["--a"]) == ("{C: {1: .inf}}", "true")
+    assert (found["--b"], found["--c"]) == ("null", "a b")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "cannot be read as a study"),
+        ("- a", "must be a mapping"),
+        ("name: x", "at least one variant"),
+        (TEXT.replace("seeds: [0, 1]", "seeds: []"), "at least one variant and one seed"),
+        (TEXT.replace("seeds: [0, 1]", "seeds: 3"), "not iterable"),
+        (TEXT.replace("tuning: {data.validation_subset: 10}", ""), "chosen on the test images"),
+        (TEXT.replace("[1.0, 2.0, 4.0]", "1.0"), "must be a list"),
+        (TEXT.replace("seeds:", "seedz:"), "seedz"),
+        (TEXT.replace("    tune:", "    tunes:"), "tunes"),
+    ],
+)
+def test_a_study_that_cannot_run_says_why(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        study(tmp_path, text)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Study.load(tmp_path / "missing.yaml")
+
+
+class Rehearsal(Sweep):
+    """A sweep whose runs write their record at once: gamma 2 is best on the validation part."""
+
+    def __init__(self, *args: Any, failing: tuple[str, ...] = (), **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.called: list[str] = []
+        self.failing = failing
+
+    def _call(self, run: Run) -> int:
+        self.called.append(run.name)
+        folder = self.folder / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "arguments.json").write_text(json.dumps(self._arguments(run)))
+        score = {1.0: 0.3, 2.0: 0.6, 4.0: 0.5}.get(run.choice.get("model.gamma", 0), 0.1)
+        status = "failed: no" if run.name in self.failing else "finished"
+        metrics = {"knn/top1": Metric([[1.0, 1, 1.0, score]])}
+        record(status=status, seed=run.seed, metrics=metrics).write(
+            folder / "run" / "version_0" / "ledger.json"
+        )
+        return int(run.name in self.failing)
+
+
+def test_the_best_value_is_run_with_every_seed_and_nothing_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Rehearsal(study(tmp_path), tmp_path / "runs", parallel=2)
+    assert first.run()
+    tuning = [f"tuning/ours/gamma={gamma}" for gamma in (1.0, 2.0, 4.0)]
+    assert sorted(first.called) == sorted(
+        ["ours/seed 0", "ours/seed 1", "plain/seed 0", "plain/seed 1", *tuning]
+    )
+    chosen = json.loads((tmp_path / "runs" / "ours" / "seed 0" / "arguments.json").read_text())
+    assert chosen[chosen.index("--model.gamma") + 1] == "2.0"
+    filed = Record.read(tmp_path / "runs" / "ledger" / "ours, seed 1.json")
+    assert (filed.label, filed.seed) == ("ours", 1)
+    assert "[0 left]" in capsys.readouterr().out
+
+    again = Rehearsal(study(tmp_path), tmp_path / "runs")
+    assert again.run()
+    assert again.called == []
+
+
+def test_other_options_run_again_and_set_the_old_aside(tmp_path: Path) -> None:
+    text = "variants: {plain: }\noptions: {trainer.max_epochs: 2}"
+    assert Rehearsal(study(tmp_path, text), tmp_path / "runs").run()
+    longer = Rehearsal(study(tmp_path, text.replace("2}", "3}")), tmp_path / "runs")
+    assert longer.run()
+    assert longer.called == ["plain/seed 0"]
+    assert (tmp_path / "runs" / "plain" / "seed 0.old1").is_dir()
+
+
+def test_a_failure_leaves_the_other_runs_alone_and_is_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Rehearsal(study(tmp_path), tmp_path / "runs", failing=("tuning/ours/gamma=4.0",))
+    assert not first.run()
+    assert "plain/seed 1" in first.called
+    assert "ours/seed 0" not in first.called
+    assert "output.txt" in capsys.readouterr().err
+    again = Rehearsal(study(tmp_path), tmp_path / "runs")
+    assert again.run()
+    assert again.called == ["tuning/ours/gamma=4.0", "ours/seed 0", "ours/seed 1"]
+
+
+def test_a_missing_tuning_metric_names_those_there_are(tmp_path: Path) -> None:
+    wrong = study(tmp_path, TEXT + "tuning_metric: linear/top1\n")
+    with pytest.raises(DataError, match=r"no linear/top1.*it has knn/top1"):
+        Rehearsal(wrong, tmp_path / "runs").run()
+
+
+def test_a_real_run(tmp_path: Path) -> None:
+    options = {
+        "config": "quickstart.yaml",
+        "data.train_size": 16,
+        "data.test_size": 16,
+        "data.batch_size": 8,
+        "data.num_workers": 0,
+        "trainer.max_steps": 2,
+        "trainer.limit_val_batches": 0,
+    }
+    small = Study("small", options, (Variant("Exact", {"model.solver": "Exact"}),), seeds=(5,))
+    assert Sweep(small, tmp_path).run(), next(tmp_path.rglob("output.txt")).read_text()
+    found = Record.read(tmp_path / "ledger" / "Exact, seed 5.json")
+    assert (found.label, found.method, found.seed, found.steps) == ("Exact", "MMCL, Exact", 5, 2)
