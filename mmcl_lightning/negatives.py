@@ -38,6 +38,7 @@ class InspectingTrainer(Trainer):
         support_vectors: int = 6,
         others: int = 2,
         views: Literal["augmented", "clean"] = "augmented",
+        weights_only: bool | None = None,
     ) -> SupportVectors:
         """Draw which negatives count on held-out images, and write them down.
 
@@ -54,6 +55,8 @@ class InspectingTrainer(Trainer):
             support_vectors: Support vectors in a row.
             others: Negatives with alpha = 0 in a row, as many nearest ones as random ones.
             views: "augmented": two views of each image as in training; "clean": each image once.
+            weights_only: As in ``fit``, whose saved configuration has it: False lets a checkpoint hold more
+                than tensors and plain data, which can run code.
 
         Returns:
             What was found.
@@ -77,19 +80,22 @@ class InspectingTrainer(Trainer):
             datamodule.prepare_data()
             datamodule.setup("validate")
         if ckpt_path is not None:
-            model.load_state_dict(torch.load(ckpt_path, weights_only=True, map_location="cpu")["state_dict"])
+            saved = torch.load(ckpt_path, map_location="cpu", weights_only=weights_only is not False)
+            model.load_state_dict(saved["state_dict"])
         self.precision_plugin.convert_module(model).to(self.strategy.root_device)
         found = grid.look(self, model, datamodule)
-        note = "random weights" if ckpt_path is None else str(ckpt_path)
+        note = "random weights" if ckpt_path is None else str(Path(*Path(ckpt_path).parts[-4:]))
         path.parent.mkdir(parents=True, exist_ok=True)
         grid.draw(found, note).save(path)
-        shown = _write_report(found, grid, path, note)
+        shown = _write_report(found, grid, path, ckpt_path)
         print("\n".join(found.describe()))
         print(f"Wrote {path}, {', '.join(str(file) for file in shown)}")
         return found
 
 
-def _write_report(found: SupportVectors, grid: SupportVectorGrid, path: Path, checkpoint: str) -> list[Path]:
+def _write_report(
+    found: SupportVectors, grid: SupportVectorGrid, path: Path, checkpoint: str | None
+) -> list[Path]:
     """Write what was found beside the picture.
 
     Positions are those of the images in the held-out data set, counted from 0.
@@ -98,7 +104,7 @@ def _write_report(found: SupportVectors, grid: SupportVectorGrid, path: Path, ch
         found: What was found.
         grid: Which candidates of it were drawn.
         path: The picture.
-        checkpoint: Where the weights came from.
+        checkpoint: Where the weights came from; None if they are random.
 
     Returns:
         The JSON file, with the shares and the drawn rows, and the CSV file, with every support vector.

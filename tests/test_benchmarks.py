@@ -26,12 +26,17 @@ def load(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
 def test_a_quick_run_writes_table_numbers_and_targets(
     stem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = "# Mine\n\n<!-- cpu -->\nold\n<!-- end of cpu -->\n<!-- cuda -->\nkept\n"
+    (tmp_path / f"{stem}.md").write_text(before)
     load(monkeypatch, f"bench_{stem}").main(["--quick", "--out", str(tmp_path)])
     text = (tmp_path / f"{stem}.md").read_text()
     record = json.loads((tmp_path / f"{stem}_cpu.json").read_text())
     assert "## Targets" in text
     assert "Exact" in text
-    assert text in capsys.readouterr().out
+    begin, end = "<!-- cpu -->\n\n# Measured on CPU\n\n", "\n<!-- end of cpu -->\n"
+    assert text.startswith(f"# Mine\n\n{begin}")
+    assert text.endswith(f"{end}<!-- cuda -->\nkept\n")
+    assert text.partition(begin)[2].partition(end)[0] in capsys.readouterr().out
     assert record["machine"]["torch"] == torch.__version__
     assert {target["verdict"] for target in record["targets"]} <= {"met", "missed", "not measured"}
     assert record["rows" if stem == "solvers" else "cases"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ from helpers import BASELINES, KERNELS, SOLVERS, make_views, name
 from lightning.pytorch import Trainer
 
 from mmcl_lightning import MMCL, MMCLLoss, NTXentLoss
-from mmcl_lightning.callbacks import OnlineKNN
+from mmcl_lightning.callbacks import OnlineKNN, OnlineLinearProbe
 from mmcl_lightning.datamodules import ShapesDataModule
 from mmcl_lightning.kernels import Intersection, Kernel
 from mmcl_lightning.losses import ContrastiveLoss
+from mmcl_lightning.modules import LinearEvaluation
 from mmcl_lightning.svm import Exact, Solver
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -80,3 +82,25 @@ def test_training_in_mixed_precision(precision: str) -> None:
     problem = module.criterion.last_problem
     assert problem is not None
     assert problem.gram.dtype == torch.float32
+
+
+def test_probe_and_linear_evaluation_train(tmp_path: Path) -> None:
+    options = {"train_size": 64, "test_size": 32, "image_size": 32, "batch_size": 16, "num_workers": 0}
+    settings = {
+        "accelerator": "gpu", "devices": 1, "precision": "bf16-mixed", "max_epochs": 2, "logger": False,
+        "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
+        "default_root_dir": tmp_path,
+    }  # fmt: skip
+    probe = OnlineLinearProbe()
+    trainer = Trainer(callbacks=[probe], **settings)
+    trainer.fit(MMCL(backbone="conv4", projection_head="cifar"), ShapesDataModule(**options))
+    assert len(probe.curve) == 2
+    assert probe.classifier is not None
+    assert probe.classifier.linear.weight.is_cuda
+    assert probe.classifier.linear.weight.dtype == torch.float32
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    module = LinearEvaluation(str(tmp_path / "end.ckpt"))
+    Trainer(**settings).fit(module, ShapesDataModule(**options, task="classify"))  # checks that it is frozen
+    assert [epoch for epoch, *_ in module.curve] == [1, 2]
+    assert module.classifier is not None
+    assert module.classifier.weight.isfinite().all()

@@ -307,10 +307,9 @@ class SSLDataModule(LightningDataModule):
     def _labelled(self) -> ImageSource:
         """Training images of the classification."""
         bank = self.splits.bank
-        kept = np.flatnonzero(bank.targets >= 0) if bank is not None else []
-        if bank is None or len(kept) == 0:
+        if bank is None or bank.targets.max(initial=-1) < 0:
             raise ConfigError("task 'classify' needs labelled training images, and there are none")
-        return bank if len(kept) == len(bank) else bank.subset(kept)
+        return bank.subset(np.arange(len(bank))[bank.targets >= 0])
 
     def _train_loader(self, source: ImageSource) -> ResumableDataLoader:
         dataset = self._view_dataset(source)
@@ -329,8 +328,8 @@ class SSLDataModule(LightningDataModule):
         if transform is None:
             transform = self.default_train_transform()
         if self.task == "classify":
-            one = transform.transform if isinstance(transform, MultiView) else transform
-            return ViewDataset(source, one, self.seed)
+            transform = transform.transform if isinstance(transform, MultiView) else transform
+            return ViewDataset(source, transform, self.seed)
         views = transform if isinstance(transform, MultiView) else MultiView(transform)
         return ViewDataset(source, views, self.seed)
 

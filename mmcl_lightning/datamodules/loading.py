@@ -109,8 +109,8 @@ class ViewDataset(Dataset[Any]):
 
     Args:
         source: The images.
-        transform: From PIL image to a list of views. It may draw from torch's generator, and only there:
-            numbers from ``random`` or NumPy are not reproduced.
+        transform: From PIL image to a list of views, or to a single one. It may draw from torch's generator,
+            and only there: numbers from ``random`` or NumPy are not reproduced.
         seed: The augmentations are a function of the seed, the epoch and the position.
     """
 

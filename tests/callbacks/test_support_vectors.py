@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import math
 import warnings
 from pathlib import Path
@@ -61,12 +62,14 @@ def loader(views: int, labels: Tensor | None = None) -> DataLoader[Any]:
     return DataLoader([([a, b], int(y)) for a, b, y in zip(*pictures, targets, strict=True)], batch_size=5)  # type: ignore[arg-type]
 
 
+@functools.cache
 def alpha_by_hand(views: int) -> dict[tuple[int, int, int], float]:
     """Alpha of (query, view, image) by a dense dual and bounded least squares in float64."""
-    points = {(v, i): 4 * colours(views)[v, i, :2].double() for v in range(views) for i in range(IMAGES)}
+    plane = (4 * colours(views)[..., :2].double()).tolist()
+    points = {(v, i): plane[v][i] for v in range(views) for i in range(IMAGES)}
 
     def k(a: tuple[int, int], b: tuple[int, int]) -> float:
-        return math.exp(-GAMMA * float((points[a] - points[b]).square().sum()))
+        return math.exp(-GAMMA * math.dist(points[a], points[b]) ** 2)
 
     alpha = {}
     for query in range(IMAGES):
@@ -215,8 +218,6 @@ def test_is_written_where_due_and_only_with_a_board(tmp_path: Path) -> None:
     assert [event.step for event in written] == [8, 12]
     last = SupportVectorGrid(images=10, queries=3, support_vectors=2, others=1)
     expected = last.draw(last.look(runner, module), "after 3 epochs")
-    import io
-
     shown = np.asarray(Image.open(io.BytesIO(written[-1].encoded_image_string)).convert("RGB"))
     assert np.array_equal(shown, np.asarray(expected))
     silent = SupportVectorGrid(images=10)
