@@ -3,8 +3,8 @@
     python benchmarks/bench_knn.py [--bank 50000] [--queries 10000] [--dim 2048] [--out docs/results]
 
 Prints a table and writes ``knn_<device>.json`` and its section of ``knn.md``. Each method goes from the same
-features, as a network gives them, to a class for every query: it normalises both sides, finds the k most similar rows of the bank,
-and lets them vote with weights exp(s / T).
+features, as a network gives them, to a class for every query: it normalises both sides, finds the k most
+similar rows of the bank, and lets them vote with weights exp(s / T).
 """
 
 from __future__ import annotations

@@ -43,6 +43,20 @@ def test_a_quick_run_writes_table_numbers_and_targets(
     assert (tmp_path / f"{stem}_cpu.png").stat().st_size > 0
 
 
+def test_the_knn_benchmark_compares_equal_predictions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(monkeypatch, "bench_knn").main(["--quick", "--out", str(tmp_path)])
+    text = (tmp_path / "knn.md").read_text()
+    record = json.loads((tmp_path / "knn_cpu.json").read_text())
+    assert "## Targets" in capsys.readouterr().out
+    assert {"ours", "ours, bank in float16", "scikit-learn"} <= set(record["methods"])
+    for name, row in record["methods"].items():
+        assert f"| {name} |" in text
+        assert len(row["seconds"]) == 2
+        assert row["agreement"] >= 0.9, name  # near ties may fall the other way
+
+
 @pytest.mark.parametrize("views", [1, 2])
 @pytest.mark.parametrize("regime", ["half-trained", "untrained"])
 def test_dense_twin_agrees_with_the_package(monkeypatch: pytest.MonkeyPatch, views: int, regime: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from mmcl_lightning.datamodules.base import Splits, SSLDataModule
+from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
 from mmcl_lightning.datamodules.image_folder import ImageFolderDataModule
 from mmcl_lightning.datamodules.shapes import ShapesDataModule
+from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.datamodules.stl10 import STL10DataModule
 
 __all__ = [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -20,28 +18,12 @@ from mmcl_lightning.datamodules.loading import (
     ResumableDataLoader,
     ViewDataset,
 )
-from mmcl_lightning.datamodules.sources import ImageSource, balanced_subset, take_subset, without_labels
+from mmcl_lightning.datamodules.sources import ImageSource
+from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import ImageTransform, MultiView
 
 __all__ = ["SSLDataModule", "Splits"]
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The images of a data set by their use.
-
-    Attributes:
-        pretrain: Images of the contrastive training, labelled or not.
-        heldout: Images of the validation loss, or None where nothing is held out.
-        bank: Labelled images that the k-NN readout votes with, or None without labels.
-        query: Labelled images that it classifies, or None without labels.
-    """
-
-    pretrain: ImageSource
-    heldout: ImageSource | None
-    bank: ImageSource | None
-    query: ImageSource | None
 
 
 class SSLDataModule(LightningDataModule):
@@ -163,16 +145,13 @@ class SSLDataModule(LightningDataModule):
     def splits(self) -> Splits:
         """The images by their use, reduced to the subsets; opened on first access."""
         if self._splits is None:
-            full = self._hold_out(self.load_splits())
-            pretrain = take_subset(full.pretrain, self.train_subset, self.seed, "train_subset")
-            heldout = self._reduce_test(full.heldout)
-            bank = pretrain if full.bank is full.pretrain else self._reduce_bank(full)
-            query = heldout if full.query is full.heldout else self._reduce_test(full.query)
-            used = {id(source): source for source in (pretrain, heldout, bank, query) if source is not None}
-            ready = {key: self.prepare_source(source) for key, source in used.items()}
-            self._splits = Splits(
-                ready[id(pretrain)], ready.get(id(heldout)), ready.get(id(bank)), ready.get(id(query))
-            )
+            full = self.load_splits()
+            if self.validation_subset is not None:
+                full = full.hold_out(self.validation_subset, self.seed + 2)
+            # A validation part has the size asked for already.
+            test_subset = self.test_subset if self.validation_subset is None else None
+            reduced = full.reduce(self.train_subset, test_subset, self.seed)
+            self._splits = reduced.map(self.prepare_source)
         return self._splits
 
     def train_dataloader(self) -> ResumableDataLoader:
@@ -258,51 +237,8 @@ class SSLDataModule(LightningDataModule):
         return self._eval_loader(source)
 
     def fingerprint(self) -> dict[str, str]:
-        """Number of images and a hash of them for each split that there is: equal data, equal hash.
-
-        The hash covers all targets and the pixels of up to 32 images spread over the split.
-        """
-        found = {}
-        for use in ("pretrain", "heldout", "bank", "query"):
-            source = getattr(self.splits, use)
-            if source is not None:
-                digest = hashlib.sha256(np.ascontiguousarray(source.targets).tobytes())
-                for index in np.linspace(0, len(source) - 1, min(32, len(source))).astype(int):
-                    image, _ = source[int(index)]
-                    digest.update(repr(image.size).encode() + image.tobytes())
-                found[use] = f"{len(source)} images, {digest.hexdigest()[:12]}"
-        return found
-
-    def _hold_out(self, full: Splits) -> Splits:
-        """Put labelled training images in the place of the test images, if asked to."""
-        if self.validation_subset is None:
-            return full
-        if full.bank is None:
-            raise ConfigError("validation_subset needs labelled training images, and there are none")
-        size, labelled = self.validation_subset, len(full.bank)
-        if size >= labelled:
-            raise ConfigError(f"validation_subset is {size}, but there are only {labelled} labelled images")
-        chosen = balanced_subset(full.bank.targets, size, self.seed + 2)
-        validation = full.bank.subset(chosen)
-        rest = full.bank.subset(np.setdiff1d(np.arange(labelled), chosen))
-        return Splits(
-            pretrain=rest if full.pretrain is full.bank else without_labels(full.pretrain),
-            heldout=validation,
-            bank=rest,
-            query=validation,
-        )
-
-    def _reduce_test(self, source: ImageSource | None) -> ImageSource | None:
-        if source is None or self.validation_subset is not None:  # that has the size asked for already
-            return source
-        return take_subset(source, self.test_subset, self.seed + 1, "test_subset")
-
-    def _reduce_bank(self, full: Splits) -> ImageSource | None:
-        bank, size = full.bank, self.train_subset
-        if bank is None or size is None:
-            return bank
-        # The bank may hold fewer images than the training (STL-10): then it stays whole.
-        return take_subset(bank, min(size, len(bank)), self.seed, "train_subset")
+        """Return the number of images and a hash of them for each split; see :meth:`Splits.fingerprint`."""
+        return self.splits.fingerprint()
 
     def _labelled(self) -> ImageSource:
         """Training images of the classification."""

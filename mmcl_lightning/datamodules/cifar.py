@@ -6,8 +6,9 @@ from typing import Any
 
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from mmcl_lightning.datamodules.base import Splits, SSLDataModule
+from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.sources import ArraySource
+from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.datamodules.torchvision_files import open_torchvision
 from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform
 

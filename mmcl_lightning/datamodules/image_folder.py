@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmcl_lightning.datamodules.base import Splits, SSLDataModule
+from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.image_files import ImageTree, cache_images, scan_tree
 from mmcl_lightning.datamodules.sources import ImageSource
+from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform
 

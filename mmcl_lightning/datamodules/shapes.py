@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmcl_lightning.datamodules.base import Splits, SSLDataModule
+from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.rendering import SHAPES, render_shapes
 from mmcl_lightning.datamodules.sources import ArraySource
+from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform
 

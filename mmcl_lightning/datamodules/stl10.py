@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from torchvision.datasets import STL10
 
-from mmcl_lightning.datamodules.base import Splits, SSLDataModule
+from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.sources import ArraySource
+from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.datamodules.torchvision_files import open_torchvision
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform

@@ -21,8 +21,8 @@ __all__ = ["Exact"]
 
 _NEWTON_ROUNDS = 12
 _HALVINGS = 4
-_CACHED = 2**20  # numbers in an array that is worked on again and again
-_MIN_PART = 128  # problems: with fewer, a matrix product waits for the matrix
+_CACHED = 2**22  # numbers in an array that is worked on again and again: 16 MB, which malloc keeps for reuse
+_MIN_PART = 256  # problems: with fewer, a matrix product waits for the matrix
 
 
 @dataclass(frozen=True)
