@@ -24,7 +24,7 @@ from mmcl_lightning.metrics import (
 )
 
 CLASSES, BANK, QUERIES = 5, 61, 23
-WORLDS = (2, 3)
+WORLDS = (3, 2)  # the larger first: nobody waits for the others
 PROTOCOLS = [
     KNNProtocol(k=7, temperature=0.5),
     KNNProtocol(k=1, temperature=0.07),
@@ -89,7 +89,7 @@ def _everything(rank: int, world: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in DEALS:
         shares = deal(query, name, rank, world), deal(bank, name, rank, world)
-        for chunk_size in (1, 5, 1000):
+        for chunk_size in (4, 1000):
             key = f"{name}, {chunk_size}"
             found[key] = sharded_knn_accuracy(
                 *shares, CLASSES, PROTOCOLS, chunk_size=chunk_size, bank_chunk_size=9
@@ -128,7 +128,7 @@ def _work(rank: int, folder: str) -> None:
         if rank < world:
             dist.init_process_group(
                 "gloo", init_method=f"file://{folder}/{world}", rank=rank, world_size=world,
-                timeout=datetime.timedelta(seconds=20),
+                timeout=datetime.timedelta(seconds=120),
             )  # fmt: skip
             torch.save(_everything(rank, world), f"{folder}/{world}-{rank}.pt")
             dist.destroy_process_group()
@@ -149,7 +149,7 @@ every_world = pytest.mark.parametrize("world", WORLDS)
 
 
 @every_world
-@pytest.mark.parametrize("chunk_size", [1, 5, 1000])
+@pytest.mark.parametrize("chunk_size", [4, 1000])
 @pytest.mark.parametrize("name", DEALS)
 def test_equals_one_process_exactly(
     results: dict[int, list[dict[str, Any]]], world: int, name: str, chunk_size: int
