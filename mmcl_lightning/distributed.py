@@ -7,6 +7,7 @@ gather below this equals, to rounding, the gradient of one process that holds th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -95,12 +96,13 @@ def gather_with_gradient(x: Tensor) -> Tensor:
     return gathered
 
 
-def gather_uneven(x: Tensor) -> list[Tensor]:
+def gather_uneven(x: Tensor, counts: Sequence[int] | None = None) -> list[Tensor]:
     """Return the rows of every process, by rank, without gradient; processes may bring different numbers.
 
     Args:
         x: Rows of this process, shape ``(n, ...)``, on the device that the processes talk over; all but n
             is the same on every process, and n may be 0.
+        counts: n of every process, where it is known: saves asking for it.
 
     Returns:
         One tensor ``(n_rank, ...)`` per process; ``[x]`` without a process group.
@@ -108,7 +110,7 @@ def gather_uneven(x: Tensor) -> list[Tensor]:
     where = layout()
     if where.world_size == 1:
         return [x]
-    counts = gather_objects(len(x))
+    counts = gather_objects(len(x)) if counts is None else counts
     if max(counts) == 0:
         return [x] * where.world_size
     padded = x.new_zeros(max(counts), *x.shape[1:])

@@ -23,8 +23,7 @@ PUBLIC = {
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "kernels": "Intersection Kernel Linear Polynomial RBF Tanh squared_distances",
     "ledger": "Metric Record commit config_hash hardware peak_memory read_records",
-    "losses": "ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss HingeLoss InfoNCELoss MMCLLoss "
-    "NTXentLoss",
+    "losses": "ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss HingeLoss InfoNCELoss MMCLLoss NTXentLoss",
     "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS alignment effective_k feature_std "
     "gather_in_order knn_accuracy knn_predict knn_scores rankme sharded_knn_accuracy topk_correct uniformity",
     "models": "Conv4 ProjectionHead build_backbone feature_dim",

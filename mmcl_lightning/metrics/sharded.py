@@ -58,8 +58,9 @@ def gather_in_order(rows: Tensor, index: Tensor) -> Tensor:
         rows: Rows of this process ``(n, ...)``.
         index: Their numbers ``(n,)``, int64, distinct over all processes.
     """
-    order = torch.cat(gather_uneven(index)).argsort()
-    return torch.cat(gather_uneven(rows))[order]
+    counts = gather_objects(len(index))
+    order = torch.cat(gather_uneven(index, counts)).argsort()
+    return torch.cat(gather_uneven(rows, counts))[order]
 
 
 @torch.no_grad()
@@ -137,19 +138,19 @@ def _keys(
 ) -> Iterator[Tensor]:
     """Yield, for this process's queries block by block, the keys of their neighbours in the whole bank."""
     where, k = layout(), effective_k(k, labels)
-    share = max(1, chunk_size // where.world_size)
-    for start in range(0, max(gather_objects(len(rows))), share):  # all processes take equally many turns
+    share, lengths = max(1, chunk_size // where.world_size), gather_objects(len(rows))
+    for start in range(0, max(lengths), share):  # all processes take equally many turns
         block = rows[start : start + share].float()
         if scales[0] is not None:
             block = block * scales[0][start : start + share, None]
-        blocks = gather_uneven(block)
-        keys = nearest(
-            torch.cat(blocks), bank.features, scales[1], bank.labels, bank.index, k, bank_chunk_size
-        )
+        counts = [min(share, max(0, length - start)) for length in lengths]
+        every = torch.cat(gather_uneven(block, counts))
+        keys = nearest(every, bank.features, scales[1], bank.labels, bank.index, k, bank_chunk_size)
         # A process with fewer than k labelled rows: all k exist, but elsewhere.
         keys = torch.cat([keys, keys.new_full((len(keys), k - keys.shape[1]), _NO_KEY)], dim=1)
-        first = sum(map(len, blocks[: where.rank]))
-        parts = [part[first : first + len(block)] for part in gather_uneven(keys)]
+        first = sum(counts[: where.rank])
+        found = gather_uneven(keys, [len(every)] * where.world_size)
+        parts = [part[first : first + len(block)] for part in found]
         yield torch.cat(parts, dim=1).topk(k, dim=1).values
 
 

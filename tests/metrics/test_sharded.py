@@ -89,7 +89,7 @@ def _everything(rank: int, world: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in DEALS:
         shares = deal(query, name, rank, world), deal(bank, name, rank, world)
-        for chunk_size in (4, 1000):
+        for chunk_size in (9, 1000):
             key = f"{name}, {chunk_size}"
             found[key] = sharded_knn_accuracy(
                 *shares, CLASSES, PROTOCOLS, chunk_size=chunk_size, bank_chunk_size=9
@@ -149,7 +149,7 @@ every_world = pytest.mark.parametrize("world", WORLDS)
 
 
 @every_world
-@pytest.mark.parametrize("chunk_size", [4, 1000])
+@pytest.mark.parametrize("chunk_size", [9, 1000])
 @pytest.mark.parametrize("name", DEALS)
 def test_equals_one_process_exactly(
     results: dict[int, list[dict[str, Any]]], world: int, name: str, chunk_size: int
