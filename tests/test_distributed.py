@@ -125,14 +125,14 @@ def _work(rank: int, folder: str) -> None:
         if rank < world:
             dist.init_process_group(
                 "gloo", init_method=f"file://{folder}/{world}", rank=rank, world_size=world,
-                timeout=datetime.timedelta(seconds=20),
+                timeout=datetime.timedelta(seconds=300),
             )  # fmt: skip
             torch.save(_everything(rank, world), f"{folder}/{world}-{rank}.pt")
             dist.destroy_process_group()
     if rank < 2:  # last, since a process that waits for the other here would lose it
         dist.init_process_group(
             "gloo", init_method=f"file://{folder}/last", rank=rank, world_size=2,
-            timeout=datetime.timedelta(seconds=5),
+            timeout=datetime.timedelta(seconds=30),
         )  # fmt: skip
         error = _attempt(lambda: MMCLLoss()(*make_views(1 + rank, 4)))
         torch.save(error, f"{folder}/last-{rank}.pt")

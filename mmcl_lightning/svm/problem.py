@@ -189,7 +189,8 @@ class MaxMarginDual:
 
     def product(self, alpha: Tensor) -> Tensor:
         """Return ``(Delta + reg I) alpha``, shape ``(B, n)``, by one matrix product for the whole batch."""
-        images = self.signed_weights(alpha) @ self.gram
+        with torch.autocast(alpha.device.type, enabled=False):  # half precision would hide a small residual
+            images = self.signed_weights(alpha) @ self.gram
         at_positive = images.gather(1, self.positive[:, None])
         at_positive -= self.diag_correction[:, None] * alpha.sum(1, keepdim=True)
         return torch.add(images.sub_(at_positive), alpha, alpha=self.reg).mul_(self.keep)

@@ -245,3 +245,11 @@ ZERO_ONE = torch.tensor([0, 1])
 def test_arguments_are_checked(build: type, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         build()
+
+
+def test_autocast_does_not_round_the_product() -> None:
+    problem = ZOO["clustered, B=64"].problem(torch.float32)
+    alpha = torch.rand(problem.B, problem.n) * problem.keep
+    expected = problem.product(alpha)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(problem.product(alpha), expected)
