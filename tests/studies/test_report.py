@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from records import record
 
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Metric
 from mmcl_lightning.studies import write_report
 from mmcl_lightning.studies.paper import paper_value
-from tests.test_ledger import record
 
 
 def with_values(*values: float, **changes: Any) -> Any:

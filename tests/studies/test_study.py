@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import record
 
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Metric, Record
 from mmcl_lightning.studies import Study, Sweep, Variant
 from mmcl_lightning.studies.study import Run
-from tests.test_ledger import record
 
 TEXT = """
 name: small
