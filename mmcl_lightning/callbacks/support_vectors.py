@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from mmcl_lightning.callbacks.findings import SupportVectors
 from mmcl_lightning.callbacks.held_out import HeldOutImages, held_out_loader, take_images
 from mmcl_lightning.callbacks.svm import mmcl_criterion
 from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.losses import MMCLLoss
 
 __all__ = ["SupportVectorGrid"]
 
@@ -89,18 +91,21 @@ class SupportVectorGrid(Callback):
         self.loader = loader
         self.seed = seed
         self._chosen: HeldOutImages | None = None
+        self._draws = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load the images, so that what cannot work fails now and not after some epochs."""
-        mmcl_criterion(pl_module, type(self).__name__)
-        if _boards(trainer):
+        self._draws = isinstance(getattr(pl_module, "criterion", None), MMCLLoss)
+        if not self._draws:  # a recipe with its loss exchanged
+            rank_zero_info("the loss has no support vectors, so there are no pictures of them")
+        elif _boards(trainer):
             self._load(getattr(trainer, "datamodule", None), pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw where it is due."""
         epoch, boards = trainer.current_epoch + 1, _boards(trainer)
         last = trainer.should_stop or epoch == trainer.max_epochs or trainer.global_step == trainer.max_steps
-        if boards and (epoch % self.every_n_epochs == 0 or last):
+        if self._draws and boards and (epoch % self.every_n_epochs == 0 or last):
             found = self.look(trainer, pl_module)
             if trainer.is_global_zero:
                 picture = np.asarray(self.draw(found, f"after {epoch} epoch{'s' * (epoch > 1)}"))

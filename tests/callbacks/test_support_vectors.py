@@ -393,9 +393,17 @@ class Bare(LightningDataModule):
         return image_loader(24, seed=5)
 
 
+def test_a_loss_without_support_vectors_has_no_pictures(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        trainer(tmp_path, SupportVectorGrid(), log=True).fit(simclr(), shapes())
+    assert caplog.text.count("the loss has no support vectors") == 1
+
+
 def test_what_cannot_work_stops_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"SupportVectorGrid needs .* MMCLLoss; SimCLR has NTXentLoss"):
-        trainer(tmp_path, SupportVectorGrid()).fit(simclr(), shapes())
+        SupportVectorGrid().look(trainer(tmp_path), simclr(), shapes())
     with pytest.raises(ConfigError, match=r"no held-out images to look at: give a loader"):
         trainer(tmp_path, SupportVectorGrid(), log=True).fit(mmcl(), Bare())
     with pytest.raises(DataError, match="loader is empty"):

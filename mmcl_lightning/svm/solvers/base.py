@@ -41,12 +41,15 @@ class Solver(abc.ABC):
         """Solve without recording gradients."""
 
 
-def allowed_residual(alpha: Tensor, tol: float) -> Tensor:
+def allowed_residual(alpha: Tensor, tol: float, C: float) -> Tensor:
     """Residual at which a problem counts as solved, shape ``(B,)``: ``tol``, relative to a large alpha.
 
-    Rounding in the gradient grows with alpha, so an absolute tolerance could not be met there.
+    Rounding in the gradient grows with alpha, so an absolute tolerance could not be met there; but a residual
+    near 2, the gradient at zero, says nothing. A box smaller than 1 bounds the residual itself, so the
+    tolerance is relative to C there, as far as rounding lets it.
     """
-    return tol * alpha.amax(1).clamp_min(1)
+    allowed = (tol * alpha.amax(1).clamp_min(min(1.0, C))).clamp_max(max(10 * tol, 0.1))
+    return allowed.clamp_min(min(16 * torch.finfo(alpha.dtype).eps, 0.01 * C))
 
 
 def check_iterations(max_steps: int, tol: float, check_every: int = 1) -> None:

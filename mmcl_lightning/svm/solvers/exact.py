@@ -84,7 +84,7 @@ class Exact(Solver):
         parts = torch.split(rows, self._problems_at_a_time(problem))
         found = [self._solve_part(problem.select(part), factorisation.select(part)) for part in parts]
         alpha, residual, steps = (torch.cat(column) for column in zip(*found, strict=True))
-        done = bool((residual <= allowed_residual(alpha, self.tol)).all())
+        done = bool((residual <= allowed_residual(alpha, self.tol, problem.C)).all())
         return Solution(
             alpha=alpha,
             status=Status.CONVERGED if done else Status.MAX_STEPS,
@@ -155,11 +155,11 @@ class _Best:
     """The point of each problem with the smallest residual so far."""
 
     def __init__(self, problem: MaxMarginDual, alpha: Tensor):
-        self.alpha, self.residual = alpha.clone(), problem.kkt_residual(alpha)
+        self.alpha, self.residual, self.C = alpha.clone(), problem.kkt_residual(alpha), problem.C
 
     def done(self, tol: float) -> Tensor:
         """Which problems have met the tolerance, bool ``(B,)``."""
-        return self.residual <= allowed_residual(self.alpha, tol)
+        return self.residual <= allowed_residual(self.alpha, tol, self.C)
 
     def update(self, index: Tensor, problem: MaxMarginDual, alpha: Tensor, gradient: Tensor) -> None:
         residual = problem.kkt_residual(alpha, gradient)
@@ -180,7 +180,7 @@ def _polish(
     yield index, alpha, gradient
     for _ in range(_NEWTON_ROUNDS):
         free = free_variables(problem, alpha, gradient)
-        go = problem.kkt_residual(alpha, gradient) > allowed_residual(alpha, tol)
+        go = problem.kkt_residual(alpha, gradient) > allowed_residual(alpha, tol, problem.C)
         go &= free.sum(1) <= few
         if not bool(go.any()):
             break

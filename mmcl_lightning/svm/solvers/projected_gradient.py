@@ -103,7 +103,7 @@ class ProjectedGradient(Solver):
         best, residual = alpha.clone(), problem.kkt_residual(alpha)
         steps = torch.zeros(problem.B, dtype=torch.int64, device=alpha.device)
         rows, step = torch.arange(problem.B, device=alpha.device), 0
-        active = residual > allowed_residual(best, self.tol)
+        active = residual > allowed_residual(best, self.tol, problem.C)
         while step < self.max_steps and bool(active.any()):
             if not bool(active.all()):
                 rows = rows[active]
@@ -115,8 +115,8 @@ class ProjectedGradient(Solver):
             steps[rows] = step
             better = current < residual[rows]
             best[rows[better]], residual[rows[better]] = state.alpha[better], current[better]
-            active = current > allowed_residual(state.alpha, self.tol)
-        done = bool((residual <= allowed_residual(best, self.tol)).all())
+            active = current > allowed_residual(state.alpha, self.tol, problem.C)
+        done = bool((residual <= allowed_residual(best, self.tol, problem.C)).all())
         return Solution(best, Status.CONVERGED if done else Status.MAX_STEPS, steps, residual)
 
     def _until_still(self, problem: MaxMarginDual, alpha: Tensor, step_size: Tensor) -> Solution:

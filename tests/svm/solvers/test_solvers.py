@@ -326,3 +326,22 @@ def test_solvers_are_frozen_values(solver: Solver) -> None:
     assert eval(repr(solver)) == solver
     with pytest.raises(dataclasses.FrozenInstanceError):
         solver.tol = 1.0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("C", [1e-2, 1e-4, 1e-7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@box_solver
+def test_a_tiny_box_is_not_mistaken_for_convergence(solver: Solver, dtype: torch.dtype, C: float) -> None:
+    problem = dataclasses.replace(ZOO["clustered, B=64"], C=C).problem(dtype)
+    solution = solver(problem)
+    assert solution.status == Status.CONVERGED
+    # Every product with Delta is far below the gradient 2 at zero, so every alpha is at C.
+    assert (problem.product(torch.full_like(solution.alpha, C) * problem.keep).abs().max() < 2) or C > 1e-3
+    if C < 1e-3:
+        torch.testing.assert_close(solution.alpha, C * problem.keep, rtol=1e-2, atol=0.0)
+
+
+def test_a_problem_without_a_minimum_is_not_solved() -> None:
+    problem = max_margin_dual(torch.zeros(6, 6), torch.arange(6), C=math.inf, reg=0.0)
+    for solver in (Exact(), ProjectedGradient()):
+        assert solver(problem).status == Status.MAX_STEPS
