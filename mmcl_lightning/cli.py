@@ -22,12 +22,17 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from mmcl_lightning.callbacks import OnlineKNN, RepresentationWriter
+from mmcl_lightning.callbacks import Ledger, OnlineKNN, RepresentationWriter
 from mmcl_lightning.errors import ConfigError, MMCLError
+from mmcl_lightning.negatives import InspectingTrainer
 from mmcl_lightning.recipes import RecipeFile
+from mmcl_lightning.studies import command
 
 __all__ = ["MMCLCLI", "main"]
 
+
+#: Commands that need no trainer, by name: each takes the arguments after it.
+_TOOLS = {"report": command.report, "sweep": command.sweep}
 
 #: Lines of jsonargparse's messages that repeat types and values, or are true of every option.
 _NOISE = (
@@ -62,13 +67,18 @@ class MMCLCLI(LightningCLI):
 
     _saved: dict[str, Any] | None = None  # the checkpoint to resume from, for comparing
 
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return the commands, each a method of the trainer, and its arguments that are no options."""
+        return {**LightningCLI.subcommands(), "negatives": {"model", "datamodule"}}
+
     def _parse_ckpt_path(self) -> None:
         # Lightning would silently let the checkpoint's model options win over the configuration and the
         # command line. Here the configuration wins, and differences are said once the model is there.
         path, subcommand = self._ckpt_path(), self.config.subcommand
         if path == "last":  # Lightning would look in the new run's own, empty folder
             self.config[subcommand]["ckpt_path"] = path = self._newest_checkpoint()
-        if path is None and subcommand in ("validate", "predict"):
+        if path is None and subcommand in ("validate", "predict", "negatives"):
             print("warning: no --ckpt_path, so these are random weights", file=sys.stderr)
         if path is None or path in ("best", "hpc") or path.startswith("registry") or "://" in path:
             return
@@ -159,16 +169,22 @@ def main(args: list[str] | None = None) -> None:
             with code 2 after a wrong argument.
     """
     _quieten()
+    given = sys.argv[1:] if args is None else args
     try:
+        if given and given[0] in _TOOLS:
+            _TOOLS[given[0]](given[1:])
+            return
+        _class_names()  # imports our classes, which are found by their bare names from then on
         MMCLCLI(
             LightningModule,
             LightningDataModule,
+            trainer_class=InspectingTrainer,
             subclass_mode_model=True,
             subclass_mode_data=True,
             seed_everything_default=0,
             auto_configure_optimizers=False,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"default_root_dir": "runs"},
+            trainer_defaults={"default_root_dir": "runs", "callbacks": [Ledger()]},
             parser_class=RecipeParser,
             args=args,
         )
@@ -197,9 +213,10 @@ def _read_checkpoint(path: str) -> dict[str, Any]:
 
 def _class_names() -> set[str]:
     """Names that a configuration can use without their module."""
-    from mmcl_lightning import callbacks, datamodules, kernels, modules, svm
+    from mmcl_lightning import callbacks, datamodules, kernels, losses, modules, svm
 
-    return {name for home in (callbacks, datamodules, kernels, modules, svm) for name in home.__all__}
+    homes = (callbacks, datamodules, kernels, losses, modules, svm)
+    return {name for home in homes for name in home.__all__}
 
 
 def _unknown_class(match: re.Match[str]) -> str:

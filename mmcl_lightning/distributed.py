@@ -1,4 +1,4 @@
-"""Gathering projections from all processes, with a gradient that is right.
+"""Gathering from all processes: projections with a gradient that is right, rows and numbers without one.
 
 The convention of every loss in this package: each process computes the loss of *its own* anchors
 against the candidates of *all* processes, and DistributedDataParallel averages the gradients. With the
@@ -8,7 +8,7 @@ gather below this equals, to rounding, the gradient of one process that holds th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,16 @@ from torch import Tensor
 
 from mmcl_lightning.errors import ShapeError
 
-__all__ = ["Layout", "gather_with_gradient", "layout"]
+__all__ = [
+    "Layout",
+    "broadcast_object",
+    "gather_objects",
+    "gather_uneven",
+    "gather_with_gradient",
+    "layout",
+]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -84,3 +93,53 @@ def gather_with_gradient(x: Tensor) -> Tensor:
         )
     gathered: Tensor = _Gather.apply(x)
     return gathered
+
+
+def gather_uneven(x: Tensor) -> list[Tensor]:
+    """Return the rows of every process, by rank, without gradient; processes may bring different numbers.
+
+    Args:
+        x: Rows of this process, shape ``(n, ...)``, on the device that the processes talk over; all but n
+            is the same on every process, and n may be 0.
+
+    Returns:
+        One tensor ``(n_rank, ...)`` per process; ``[x]`` without a process group.
+    """
+    where = layout()
+    if where.world_size == 1:
+        return [x]
+    counts = gather_objects(len(x))
+    if max(counts) == 0:
+        return [x] * where.world_size
+    padded = x.new_zeros(max(counts), *x.shape[1:])
+    padded[: len(x)] = x.detach()
+    parts = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(parts, padded)
+    return [part[:count] for part, count in zip(parts, counts, strict=True)]
+
+
+def gather_objects(value: T) -> list[T]:
+    """Return what every process brings, by rank: numbers or small objects that can be pickled.
+
+    Args:
+        value: What this process brings.
+    """
+    where = layout()
+    if where.world_size == 1:
+        return [value]
+    values: list[Any] = [None] * where.world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def broadcast_object(value: T) -> T:
+    """Return what the first process brings, a small object that can be pickled.
+
+    Args:
+        value: What this process brings; it counts on the first process alone.
+    """
+    if layout().world_size == 1:
+        return value
+    values: list[Any] = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]  # type: ignore[no-any-return]

@@ -1,6 +1,7 @@
 """What the tests of the maths core share: solvers, kernels, the problem zoo, twins and oracles.
 
-A new solver or kernel that is added to ``SOLVERS`` or ``KERNELS`` meets every test of its kind.
+A new solver, kernel or loss that is added to ``SOLVERS``, ``KERNELS`` or ``BASELINES`` meets every test of
+its kind.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mmcl_lightning.kernels import RBF, Intersection, Kernel, Linear, Polynomial, Tanh
+from mmcl_lightning.losses import (
+    ContrastiveLoss,
+    DebiasedLoss,
+    DecoupledLoss,
+    HCLLoss,
+    HingeLoss,
+    NTXentLoss,
+)
 from mmcl_lightning.svm import (
     Exact,
     Inverse,
@@ -51,6 +60,20 @@ KERNELS: tuple[Kernel, ...] = (
     Tanh(),
     Tanh(gamma=0.3, offset=-0.2),
     Intersection(),
+)
+
+#: Every loss that looks at similarities alone, in more than one setting where it has any.
+BASELINES: tuple[ContrastiveLoss, ...] = (
+    NTXentLoss(0.2),
+    NTXentLoss(0.3, kernel=Tanh(gamma=2.0)),
+    DebiasedLoss(),
+    DebiasedLoss(0.2, tau_plus=0.3),
+    HCLLoss(),
+    HCLLoss(0.2, tau_plus=0.02, beta=0.5),
+    DecoupledLoss(0.2),
+    DecoupledLoss(0.2, sigma=0.5),
+    HingeLoss(),
+    HingeLoss(0.1),
 )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from mmcl_lightning.datamodules import ShapesDataModule
-from mmcl_lightning.modules import MMCL, SimCLR
+from mmcl_lightning.modules import MMCL, MoCo, SimCLR
 
 
 class FlatNet(nn.Module):
@@ -85,6 +85,13 @@ def mmcl(seed: int = 0, **changes: Any) -> MMCL:
 def simclr(seed: int = 0, **changes: Any) -> SimCLR:
     torch.manual_seed(seed)
     return SimCLR(**(TINY | changes))
+
+
+def moco(seed: int = 0, **changes: Any) -> MoCo:
+    """A queue of 20 rows, which batches of 8 do not divide, and a key encoder that moves visibly."""
+    torch.manual_seed(seed)
+    options = {"projection_head": "moco", "queue_size": 20, "momentum": 0.9}
+    return MoCo(**(TINY | options | changes))
 
 
 def trainer(folder: Path, *callbacks: Callback, log: bool = False, **changes: Any) -> Trainer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
+from helpers import make_views
 from PIL import Image
 from test_recipes import SMALL
 
+from mmcl_lightning import losses
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import ShapesDataModule
-from mmcl_lightning.modules import MMCL
+from mmcl_lightning.kernels import RBF, Tanh
+from mmcl_lightning.losses import ContrastiveLoss, HCLLoss, MMCLLoss, NTXentLoss
+from mmcl_lightning.modules import MMCL, ContrastiveModule
+from mmcl_lightning.modules.specs import from_spec
+from mmcl_lightning.recipes import recipe_folder
+from mmcl_lightning.svm import Exact
 
 ROOT = Path(__file__).parents[1]
 
@@ -193,6 +202,76 @@ def test_an_optimizer_without_a_recipe_has_its_own_defaults(folder: Path) -> Non
         "backbone_no_weight_decay": 0.0,
         "projection_head": 0.01,
         "projection_head_no_weight_decay": 0.0,
+    }
+
+
+LOSS = ["fit", "--model=ContrastiveModule", "--model.projection_head=cifar", *SMALL, "--trainer.max_steps=1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["HCLLoss", "tau_plus=0.05"], HCLLoss(tau_plus=0.05)),
+        (["NTXentLoss", "kernel=Tanh", "kernel.gamma=2"], NTXentLoss(kernel=Tanh(gamma=2.0))),
+        (
+            ["MMCLLoss", "kernel=RBF", "kernel.gamma=0.5", "solver=Exact", "C=2"],
+            MMCLLoss(RBF(gamma=0.5), Exact(), 2.0),
+        ),
+    ],
+    ids=lambda part: part[0] if isinstance(part, list) else None,
+)
+def test_a_loss_by_its_name(options: list[str], expected: ContrastiveLoss, folder: Path) -> None:
+    name, *arguments = options
+    main([*LOSS, f"--model.criterion={name}", *[f"--model.criterion.{option}" for option in arguments]])
+    (path,) = folder.rglob("*.ckpt")
+    criterion = ContrastiveModule.load_from_checkpoint(path).criterion
+    assert type(criterion) is type(expected)
+    assert criterion.options() == expected.options()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "code"),
+    [
+        (["--model.criterion=HCLLos"], "there is no class 'HCLLos'; did you mean HCLLoss?", 2),
+        (["--model.criterion=HCLLoss", "--model.criterion.tau=1"], "Option 'tau' is not accepted", 2),
+        (["--model.criterion=HCLLoss", "--model.criterion.tau_plus=1"], "in [0, 1), got 1.0", 1),
+        (["--model.criterion=HingeLoss", "--model.criterion.margin=0"], "margin must be > 0, got 0.0", 1),
+    ],
+)
+def test_a_loss_that_does_not_exist_or_cannot_work(
+    options: list[str], expected: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert expected in complaint([*LOSS, *options], capsys, code)
+
+
+BASELINE_LINES = re.findall(
+    r"^ +(?:# )?(criterion: .*)$", (recipe_folder() / "cifar10_baseline.yaml").read_text(), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("line", BASELINE_LINES, ids=lambda line: line[24:60])
+def test_every_loss_that_the_baseline_recipe_names(
+    line: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choice = yaml.safe_load(line)
+    (folder / "choice.yaml").write_text(yaml.safe_dump({"model": {"init_args": choice}}))
+    with pytest.raises(SystemExit):
+        main(["fit", "--config=cifar10_baseline", "--config=choice.yaml", "--print_config"])
+    printed = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]["criterion"]
+    given = choice["criterion"]["init_args"]
+    assert printed["class_path"].endswith(f".{choice['criterion']['class_path']}")
+    assert {name: printed["init_args"][name] for name in given if name != "kernel"} == {
+        name: value for name, value in given.items() if name != "kernel"
+    }
+    loss = from_spec(printed, ContrastiveLoss, "criterion")
+    assert loss(*make_views(6, 4)).isfinite()
+
+
+def test_the_baseline_recipe_names_every_loss() -> None:
+    assert {yaml.safe_load(line)["criterion"]["class_path"] for line in BASELINE_LINES} == {
+        name
+        for name in losses.__all__
+        if issubclass(getattr(losses, name), ContrastiveLoss) and name != "ContrastiveLoss"
     }
 
 

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from helpers import KERNELS, SOLVERS, make_views, name
+from helpers import BASELINES, KERNELS, SOLVERS, make_views, name
 from lightning.pytorch import Trainer
 
 from mmcl_lightning import MMCL, MMCLLoss, NTXentLoss
@@ -35,6 +35,14 @@ def test_loss_equals_that_of_the_cpu(kernel: Kernel, solver: Solver) -> None:
     on_gpu = value_and_gradients(loss, z0.cuda(), z1.cuda())
     for cpu, gpu in zip(on_cpu, on_gpu, strict=True):
         torch.testing.assert_close(gpu, cpu, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("loss", BASELINES, ids=repr)
+def test_baseline_equals_that_of_the_cpu(loss: ContrastiveLoss) -> None:
+    z0, z1 = make_views(24, 8, seed=6)
+    on_cpu = value_and_gradients(loss, z0, z1)
+    on_gpu = value_and_gradients(loss, z0.cuda(), z1.cuda())
+    torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-9, atol=1e-12)
 
 
 def test_single_precision_on_the_gpu_is_no_worse_than_on_the_cpu() -> None:

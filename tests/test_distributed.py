@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from helpers import KERNELS, make_views, name, randn
+from helpers import BASELINES, KERNELS, make_views, name, randn
 from torch import Tensor, nn
 
 from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
 from mmcl_lightning.errors import MMCLError, NumericalError
 from mmcl_lightning.kernels import RBF
-from mmcl_lightning.losses import ContrastiveLoss, MMCLLoss, NTXentLoss
+from mmcl_lightning.losses import ContrastiveLoss, MMCLLoss
 from mmcl_lightning.svm import Exact, Inverse, ProjectedGradient
 
 IMAGES, FEATURES = 12, 7  # images are shared evenly by 2 and by 3
@@ -25,7 +26,9 @@ WORLDS = (2, 3)
 
 
 def _losses() -> dict[str, Callable[[], ContrastiveLoss]]:
-    losses: dict[str, Callable[[], ContrastiveLoss]] = {"NT-Xent": lambda: NTXentLoss(0.2)}
+    losses: dict[str, Callable[[], ContrastiveLoss]] = {
+        repr(loss): lambda loss=loss: copy.deepcopy(loss) for loss in BASELINES
+    }
     solvers = (Inverse(), Exact(tol=1e-8, max_steps=5000), ProjectedGradient(tol=1e-8, max_steps=5000))
     for solver in (*solvers, ProjectedGradient(max_steps=5)):
         label = name(solver) + ("-5-steps" if getattr(solver, "max_steps", 0) == 5 else "")
@@ -168,7 +171,7 @@ def test_equals_one_process(results: dict[int, list[dict[str, Any]]], world: int
 
 
 @every_world
-@pytest.mark.parametrize("key", [key for key in LOSSES if key != "NT-Xent"])
+@pytest.mark.parametrize("key", [key for key in LOSSES if key not in map(repr, BASELINES)])
 def test_alpha_does_not_depend_on_the_number_of_processes(
     results: dict[int, list[dict[str, Any]]], world: int, key: str
 ) -> None:

@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import make_views
+from helpers import BASELINES, make_views
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
 
-from mmcl_lightning import MMCL, MMCLLoss, NTXentLoss
+from mmcl_lightning import MMCL, MMCLLoss
 from mmcl_lightning.callbacks import SVMSolverCallback
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import ImageFolderDataModule, ShapesDataModule
 from mmcl_lightning.datamodules.image_files import read_image
 from mmcl_lightning.errors import ConfigError, DataError, NumericalError, ShapeError
 from mmcl_lightning.kernels import Polynomial
+from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.svm import Exact, Inverse, ProjectedGradient, max_margin_dual
 
 TINY = [
@@ -67,9 +68,9 @@ def test_weights_that_are_not_finite_overwrite_no_checkpoint(step: int, tmp_path
         assert all(weight.isfinite().all() for weight in weights.values())
 
 
-@pytest.mark.parametrize("loss", [NTXentLoss(), MMCLLoss(), MMCLLoss(solver=Exact())], ids=repr)
+@pytest.mark.parametrize("loss", [*BASELINES, MMCLLoss(), MMCLLoss(solver=Exact())], ids=repr)
 @pytest.mark.parametrize("scale", [0.0, 1e-40, 1e-25])
-def test_a_row_without_length_has_a_finite_gradient(loss: NTXentLoss | MMCLLoss, scale: float) -> None:
+def test_a_row_without_length_has_a_finite_gradient(loss: ContrastiveLoss, scale: float) -> None:
     z0, z1 = (z.float() for z in make_views(8, 4, seed=3))
     z0[3] *= scale
     z0.requires_grad_()

@@ -14,24 +14,30 @@ import mmcl_lightning
 
 #: Names that users may rely on. A removal breaks their code: deprecate first, and say so in CHANGELOG.md.
 PUBLIC = {
-    "callbacks": "OnlineKNN RepresentationWriter SVMSolverCallback Throughput collect_features",
+    "callbacks": "HealthPanel Ledger OnlineKNN OnlineLinearProbe RepresentationWriter SVMSolverCallback "
+    "SupportVectorGrid Throughput collect_features",
     "cli": "MMCLCLI main",
     "datamodules": "CIFAR100DataModule CIFAR10DataModule ImageFolderDataModule SSLDataModule STL10DataModule "
     "ShapesDataModule Splits",
-    "distributed": "Layout gather_with_gradient layout",
+    "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "kernels": "Intersection Kernel Linear Polynomial RBF Tanh squared_distances",
-    "losses": "ContrastiveLoss MMCLLoss NTXentLoss",
-    "metrics": "EffectiveRank KNNProtocol KNN_PROTOCOLS alignment effective_k feature_std knn_accuracy "
-    "knn_predict knn_scores rankme uniformity",
+    "ledger": "Metric Record commit config_hash hardware peak_memory read_records",
+    "losses": "ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss HingeLoss InfoNCELoss MMCLLoss "
+    "NTXentLoss",
+    "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS alignment effective_k feature_std "
+    "gather_in_order knn_accuracy knn_predict knn_scores rankme sharded_knn_accuracy topk_correct uniformity",
     "models": "Conv4 ProjectionHead build_backbone feature_dim",
-    "modules": "ContrastiveModule MMCL SimCLR",
+    "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
+    "LinearEvaluation MMCL MoCo SimCLR export_backbone",
+    "negatives": "InspectingTrainer",
     "optim": "LARS WarmupConstant WarmupCosine parameter_groups scale_learning_rate",
     "recipes": "RecipeFile find_recipe recipe_folder recipe_names",
+    "studies": "Study Sweep Variant write_report",
     "svm": "Exact Factorisation Inverse MaxMarginDual ProjectedGradient Solution Solver Status "
     "max_margin_dual",
     "svm.solvers": "Exact Inverse ProjectedGradient Solver",
-    "transforms": "CIFAR_MEAN CIFAR_STD EvalTransform ImageTransform MultiView SimCLRTransform "
+    "transforms": "CIFAR_MEAN CIFAR_STD CentralCrop EvalTransform ImageTransform MultiView SimCLRTransform "
     "SquareGaussianBlur",
 }
 #: Whose arguments are said elsewhere, or are those of a base class.

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.callbacks._batches import every_nth, images_and_labels, share_batches
+from mmcl_lightning.distributed import gather_objects, layout
+from mmcl_lightning.errors import ConfigError, DataError, ShapeError
+from mmcl_lightning.metrics import FeatureShard, gather_in_order
 
-__all__ = ["collect_features", "evaluating"]
+__all__ = ["FeaturePass", "collect_features", "encode", "evaluating", "feature_pass"]
+
+_THUMBNAIL = 32  # pixels
 
 
 @contextmanager
@@ -29,15 +36,109 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             child.training = training
 
 
+@dataclass(eq=False)
+class FeaturePass:
+    """What one pass over a loader gave, of which this process holds a share.
+
+    Attributes:
+        features: ``"h"``: ``(n, F)``, ``"z"``: ``(n, D)``, ``"thumbnail"``: ``(n, C, 32, 32)``, as asked for.
+        labels: ``(n,)``, int64, -1 = unlabelled.
+        index: Numbers of the rows in the order of the loader ``(n,)``, int64.
+        size: Rows over all processes.
+        labelled: Rows with a label over all processes.
+    """
+
+    features: dict[str, Tensor]
+    labels: Tensor
+    index: Tensor
+    size: int
+    labelled: int
+
+    def shard(self, kind: str) -> FeatureShard:
+        """Return the features of one kind with their labels, for the metrics."""
+        return FeatureShard(self.features[kind], self.labels, self.index)
+
+    def evenly_spaced(self, rows: Tensor, limit: int, device: torch.device) -> Tensor:
+        """Return up to ``limit`` of ``rows`` ``(n, ...)``, in the loader's order, all on every process."""
+        chosen = self.index % every_nth(self.size, limit) == 0
+        return gather_in_order(rows[chosen].to(device), self.index[chosen].to(device))
+
+
+def feature_pass(
+    trainer: Trainer,
+    module: LightningModule,
+    loader: Iterable[Any],
+    kinds: Iterable[str] = ("h",),
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    limit: int | None = None,
+) -> FeaturePass:
+    """Run this process's share of a loader through the module, in the precision of the training.
+
+    Every process has to call it, with the same arguments; see :func:`share_batches` for who gets what.
+
+    Args:
+        trainer: The running trainer, for its precision.
+        module: Its ``forward`` gives h; for ``"z"`` its ``projection_head`` gives z.
+        loader: Batches as :func:`images_and_labels` takes them.
+        kinds: Which of ``"h"``, ``"z"``, ``"thumbnail"``.
+        device: Where to keep the features; None for the module's device.
+        dtype: How to keep them.
+        limit: About how many images to take, evenly spaced; None for all.
+
+    Raises:
+        ConfigError: If ``kinds`` has ``"z"`` and the module has no ``projection_head``.
+        DataError: If the loader is empty on every process.
+        ShapeError: If the module gives anything but one row of features per image.
+    """
+    kinds = sorted(kinds)
+    _check_head(module, kinds)
+    device = module.device if device is None else device
+    stores: dict[str, _Rows] = {}
+    labels, counts = [torch.empty(0, dtype=torch.int64)], []
+    with evaluating(module), trainer.precision_plugin.forward_context():
+        batches, capacity = share_batches(loader, limit)
+        for batch in batches:
+            images, targets = images_and_labels(batch)
+            for kind, rows in encode(trainer, module, images, kinds).items():
+                if kind not in stores:
+                    stores[kind] = _Rows(capacity or len(rows), rows.shape[1:], dtype, device)
+                stores[kind].add(rows)
+            labels.append(targets.cpu())
+            counts.append(len(targets))
+    return _assemble(stores, torch.cat(labels), counts, dtype, device)
+
+
+def encode(
+    trainer: Trainer, module: LightningModule, images: Tensor, kinds: Iterable[str]
+) -> dict[str, Tensor]:
+    """Return what is asked for of a batch of images ``(B, ...)``; call it within :func:`evaluating`."""
+    images = trainer.precision_plugin.convert_input(images).to(module.device, non_blocking=True)
+    found = {}
+    h = module(images)
+    if "h" in kinds:
+        found["h"] = _rows_of(h, len(images), module)
+    if "z" in kinds:
+        found["z"] = _rows_of(module.projection_head(h), len(images), module)  # type: ignore[operator]
+    if "thumbnail" in kinds:
+        size = (_THUMBNAIL, _THUMBNAIL)
+        found["thumbnail"] = F.interpolate(images.float(), size, mode="bilinear", antialias=True)
+    return found
+
+
 def collect_features(
     trainer: Trainer, module: LightningModule, loader: Iterable[Any], feature: str = "h"
 ) -> tuple[Tensor, Tensor]:
     """Run every batch of a loader through the module, in the precision of the training.
 
+    With several processes each runs all of the loader that it is given.
+
     Args:
         trainer: The running trainer, for its precision.
         module: Its ``forward`` gives h; for ``feature="z"`` its ``projection_head`` gives z.
-        loader: Batches whose first two items are images ``(B, 3, H, W)`` and labels ``(B,)``.
+        loader: Batches ``(images, labels, ...)``, images ``(B, 3, H, W)`` and labels ``(B,)``, or dicts with
+            ``image`` and ``label``.
         feature: ``"h"`` or ``"z"``.
 
     Returns:
@@ -47,20 +148,89 @@ def collect_features(
         ConfigError: If ``feature`` is ``"z"`` and the module has no ``projection_head``.
         DataError: If the loader is empty.
     """
-    head = getattr(module, "projection_head", None)
-    if feature == "z" and head is None:
-        raise ConfigError(
-            f"feature='z' needs a module with a projection_head; {type(module).__name__} has none"
-        )
+    _check_head(module, [feature])
     features, labels = [], []
     with evaluating(module), trainer.precision_plugin.forward_context():
         for batch in loader:
-            images = trainer.precision_plugin.convert_input(batch[0])
-            h = module(images.to(module.device, non_blocking=True))
-            features.append((head(h) if feature == "z" and head is not None else h).float())
-            labels.append(batch[1].to(module.device, non_blocking=True))
+            images, targets = images_and_labels(batch)
+            features.append(encode(trainer, module, images, [feature])[feature].float())
+            labels.append(targets.to(module.device, non_blocking=True))
     if not features:
-        raise DataError(
-            "the loader gave no batch: the data set is empty, or smaller than its drop_last batch"
-        )
+        raise _nothing()
     return torch.cat(features), torch.cat(labels)
+
+
+class _Rows:
+    """Rows that arrive batch by batch, in one array: joining batches at the end would take memory twice."""
+
+    def __init__(
+        self, capacity: int, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.data = torch.empty(capacity, *shape, dtype=dtype, device=device)
+        self.count = 0
+
+    def add(self, rows: Tensor) -> None:
+        stop = self.count + len(rows)
+        if stop > len(self.data):  # their number was not known
+            data = self.data.new_empty(max(stop, 2 * len(self.data)), *self.data.shape[1:])
+            data[: self.count] = self.data[: self.count]
+            self.data = data
+        self.data[self.count : stop] = rows
+        self.count = stop
+
+    @property
+    def rows(self) -> Tensor:
+        return self.data[: self.count]
+
+
+def _assemble(
+    stores: dict[str, _Rows], labels: Tensor, counts: list[int], dtype: torch.dtype, device: torch.device
+) -> FeaturePass:
+    """Find out what the other processes have, and number the rows as one process would."""
+    where = layout()
+    shapes = {kind: store.data.shape[1:] for kind, store in stores.items()}
+    found = gather_objects((counts, int((labels >= 0).sum()), shapes))
+    turns = max(len(theirs) for theirs, _, _ in found)
+    sizes = torch.zeros(turns, where.world_size, dtype=torch.int64)  # batch i of rank r is number i * W + r
+    for rank, (theirs, _, _) in enumerate(found):
+        sizes[: len(theirs), rank] = torch.tensor(theirs, dtype=torch.int64)
+    if not int(sizes.sum()):
+        raise _nothing()
+    starts = (sizes.flatten().cumsum(0) - sizes.flatten()).view_as(sizes)[:, where.rank].tolist()
+    index = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=False)]
+    # A process without a batch still needs arrays of the right shape.
+    shapes = {kind: shape for _, _, theirs in found for kind, shape in theirs.items()}
+    features = {
+        kind: stores[kind].rows if kind in stores else torch.empty(0, *shape, dtype=dtype, device=device)
+        for kind, shape in shapes.items()
+    }
+    positions = torch.cat([torch.empty(0, dtype=torch.int64), *index])
+    return FeaturePass(
+        features,
+        labels.to(device),
+        positions.to(device),
+        int(sizes.sum()),
+        sum(labelled for _, labelled, _ in found),
+    )
+
+
+def _rows_of(features: Tensor, count: int, module: LightningModule) -> Tensor:
+    if features.ndim > 2 and features.shape[2:].numel() == 1:  # pooled, but not flattened
+        features = features.flatten(1)
+    if features.ndim != 2 or len(features) != count:
+        raise ShapeError(
+            f"Expected features ({count}, F) of {count} images from {type(module).__name__}, got "
+            f"{tuple(features.shape)}: its forward must give one vector per image"
+        )
+    return features
+
+
+def _check_head(module: LightningModule, kinds: Iterable[str]) -> None:
+    if "z" in kinds and getattr(module, "projection_head", None) is None:
+        raise ConfigError(
+            f"feature='z' needs a module with a projection_head; {type(module).__name__} has none"
+        )
+
+
+def _nothing() -> DataError:
+    return DataError("the loader gave no batch: the data set is empty, or smaller than its drop_last batch")

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from mmcl_lightning.callbacks.features import collect_features
+from mmcl_lightning.callbacks.features import FeaturePass
+from mmcl_lightning.callbacks.readout import FeatureReadout, datamodule_of
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.metrics import KNN_PROTOCOLS, KNNProtocol, effective_k, knn_accuracy
+from mmcl_lightning.metrics import KNN_PROTOCOLS, KNNProtocol, sharded_knn_accuracy
 
 __all__ = ["OnlineKNN"]
 
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
-class OnlineKNN(Callback):
+
+class OnlineKNN(FeatureReadout):
     """Classify held-out images by their nearest labelled training images, every few epochs.
 
     The default is the readout of the paper's small-set experiments: k = 200, weights exp(s / 0.5), cosine,
     representation h, labelled training images without augmentation as the bank, evaluation mode. Numbers
     of different protocols do not compare, so the protocol is written beside the number.
+
+    With several processes each has a share of the images; the numbers are those of one process, and the bank
+    is never brought together. Loaders are to give all images on every process: a DataLoader over a data set
+    with positions is shared out, a DistributedSampler in it replaced. Of an iterable every process loads all
+    batches and computes its own.
 
     Args:
         protocol: ``"mmcl_paper"``, ``"instdisc"`` or ``"dino"``; the next three override its parts.
@@ -33,19 +39,26 @@ class OnlineKNN(Callback):
         feature: ``"h"`` for the representation, ``"z"`` for the projection.
         every_n_epochs: Epochs between readouts. The first and the last epoch always have one.
         at_start: Read out before the first step too, for the curve's starting point.
-        bank_loader: Batches ``(image, label)`` of the bank; ``None`` asks the datamodule's
-            ``knn_dataloaders()``.
-        query_loader: Batches ``(image, label)`` to classify; given together with ``bank_loader``.
+        bank_loader: Batches of the bank, ``(image, label, ...)`` or dicts with ``image`` and ``label``;
+            ``None`` asks the datamodule's ``knn_dataloaders()``.
+        query_loader: Batches to classify; given together with ``bank_loader``.
         num_classes: Number of classes; ``None`` asks the datamodule, else the largest label counts.
+        protocols: Further protocols to compute from the same pass over the images: names, or options such as
+            ``{k: 20, temperature: 0.07, feature: z}``; ``protocol`` among them starts from that one, and
+            ``name`` is for the log. What equals the first protocol is left out.
+        bank_device: Where the bank lies: ``"module"``, or ``"cpu"`` to save the memory of a GPU.
+        bank_dtype: How the bank is kept; halves save memory, products are float32 whatever it is.
+        chunk_size: Queries that are compared with the bank at a time.
 
     Reads:
         Any LightningModule whose ``forward`` maps images to ``(B, F)``; ``projection_head`` for ``"z"``.
         Rows with label -1 are left out. Modes, batch-norm statistics and random states stay as they are.
 
     Writes:
-        ``knn/top1`` and ``knn/top5``, shares in [0, 1]; the text ``knn/protocol``. ``knn/top1`` exists from
-        the start, so that ``ModelCheckpoint(monitor="knn/top1", mode="max")`` works. Nothing where the
-        data has no labels, which is said once.
+        ``knn/top1`` and ``knn/top5``, shares in [0, 1]; ``knn/best_top1``; the text ``knn/protocol``.
+        ``knn/top1`` exists from the start, so that ``ModelCheckpoint(monitor="knn/top1", mode="max")`` works.
+        Of further protocols ``knn/top1/NAME`` and ``knn/top5/NAME``, with a name such as ``dino`` or
+        ``k20_T0.07_z``. Nothing where the data has no labels, which is said once.
 
     Raises:
         ConfigError: If an option is unknown or out of range.
@@ -62,109 +75,152 @@ class OnlineKNN(Callback):
         bank_loader: Iterable[Any] | None = None,
         query_loader: Iterable[Any] | None = None,
         num_classes: int | None = None,
+        protocols: Sequence[str | dict[str, Any] | KNNProtocol] | None = None,
+        bank_device: Literal["module", "cpu"] = "module",
+        bank_dtype: Literal["float32", "float16", "bfloat16"] = "float32",
+        chunk_size: int = 1024,
     ) -> None:
-        if protocol not in KNN_PROTOCOLS:
-            raise ConfigError(f"protocol must be one of {', '.join(KNN_PROTOCOLS)}, got {protocol!r}")
+        super().__init__(every_n_epochs, at_start)
         changes = {"k": k, "temperature": temperature, "feature": feature}
         changes = {name: value for name, value in changes.items() if value is not None}
-        self.protocol: KNNProtocol = KNN_PROTOCOLS[protocol]
-        if changes:
-            self.protocol = dataclasses.replace(self.protocol, **changes, name="custom")  # type: ignore[arg-type]
-        if every_n_epochs < 1:
-            raise ConfigError(f"every_n_epochs must be >= 1, got {every_n_epochs}")
+        self.protocol = _protocol({"protocol": protocol, **changes})
+        further = [protocols] if isinstance(protocols, str) else protocols or []
+        self.protocols = _distinct([self.protocol, *map(_protocol, further)])
         if (bank_loader is None) != (query_loader is None):
             raise ConfigError("give bank_loader and query_loader together, or neither")
-        self.every_n_epochs = every_n_epochs
-        self.at_start = at_start
+        if bank_device not in ("module", "cpu"):
+            raise ConfigError(f"bank_device must be 'module' or 'cpu', got {bank_device!r}")
+        if bank_dtype not in _DTYPES:
+            raise ConfigError(f"bank_dtype must be one of {', '.join(_DTYPES)}, got {bank_dtype!r}")
+        if chunk_size < 1:
+            raise ConfigError(f"chunk_size must be >= 1, got {chunk_size}")
         self.bank_loader = bank_loader
         self.query_loader = query_loader
         self.num_classes = num_classes
+        self.bank_device = bank_device
+        self.bank_dtype = bank_dtype
+        self.chunk_size = chunk_size
         self.curve: list[tuple[int, float]] = []  # (epochs trained, top1): survives a resume
-        self.described = ""  # the protocol of the last readout, in words
-        self._values: dict[str, float] = {}
-        self._said: set[str] = set()
+        self.described = ""  # the first protocol as it was used in the last readout, in words
+        self.protocol_texts: dict[str, str] = {}  # the same of every protocol, by the name of its top1
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read out once before training, or take up the values of the checkpoint."""
-        if self.at_start and not self._values:
-            self._values = self._readout(trainer, pl_module)
-            self._record(trainer, trainer.current_epoch)
-            for logger in trainer.loggers:
-                logger.log_metrics(self._values, step=trainer.global_step)
-        for name, value in self._values.items():
-            trainer.callback_metrics[name] = torch.tensor(value)
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """Epochs trained and ``knn/top1`` of the best readout so far, the earliest of equals."""
+        return max(self.curve, key=lambda point: point[1], default=None)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read out where it is due."""
-        epoch = trainer.current_epoch + 1
-        last = trainer.should_stop or epoch == trainer.max_epochs or trainer.global_step == trainer.max_steps
-        if epoch % self.every_n_epochs == 0 or last or not self._values:
-            self._values = self._readout(trainer, pl_module)
-            self._record(trainer, epoch)
-            pl_module.log_dict(self._values, prog_bar=True, batch_size=1)
+    def kinds(self, module: LightningModule) -> set[str]:
+        """Return the features that the protocols read."""
+        return {protocol.feature for protocol in self.protocols}
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read out under ``trainer.validate``; during ``fit`` the end of the training epoch does it."""
-        if trainer.state.fn == TrainerFn.VALIDATING:
-            pl_module.log_dict(self._readout(trainer, pl_module), batch_size=1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the curve so far and the latest values."""
-        return {"curve": [list(point) for point in self.curve], "values": dict(self._values)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the curve and the latest values."""
-        self.curve = [(int(epoch), float(top1)) for epoch, top1 in state_dict["curve"]]
-        self._values = dict(state_dict["values"])
-
-    def _readout(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
-        """Return ``knn/top1`` and ``knn/top5``, or nothing where there are no labels."""
+    def bank_source(self, trainer: Trainer) -> Iterable[Any] | None:
+        """Return the loader of the bank, or None without labels."""
         loaders = self._loaders(trainer)
-        if loaders is None:
+        return None if loaders is None else loaders[0]
+
+    def bank(self, trainer: Trainer, module: LightningModule) -> FeaturePass | None:
+        """Return the features of the bank, or None without labels."""
+        loader = self.bank_source(trainer)
+        if loader is None:
+            return None
+        device = torch.device("cpu") if self.bank_device == "cpu" else module.device
+        return self._pass(trainer, module, loader, dtype=_DTYPES[self.bank_dtype], device=device)
+
+    def readout(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
+        """Return top-1 and top-5 of every protocol, or nothing where there are no labels."""
+        loaders = self._loaders(trainer)
+        bank = self.bank(trainer, module)
+        if loaders is None or bank is None:
             self._say_once("the data has no labels, so there is no k-NN readout")
             return {}
-        bank, bank_labels = collect_features(trainer, pl_module, loaders[0], self.protocol.feature)
-        query, query_labels = collect_features(trainer, pl_module, loaders[1], self.protocol.feature)
-        k = effective_k(self.protocol.k, bank_labels)
-        if k < self.protocol.k:
-            self._say_once(f"k-NN: k clamped from {self.protocol.k} to {k}, the size of the labelled bank")
-        classes = self.num_classes or getattr(_datamodule(trainer), "num_classes", None)
+        query = self._pass(trainer, module, loaders[1])
+        classes = self.num_classes
         if classes is None:
-            classes = int(torch.maximum(bank_labels.max(), query_labels.max())) + 1
-        protocol = dataclasses.replace(self.protocol, k=k)
-        accuracy = knn_accuracy(query, query_labels, bank, bank_labels, classes, protocol)
-        self.described = f"{protocol.describe()}, bank {len(bank)}, queries {len(query)}"
-        self._write_protocol(trainer)
-        return {f"knn/{name}": value for name, value in accuracy.items()}
+            classes = getattr(datamodule_of(trainer), "num_classes", None)
+        found: dict[KNNProtocol, dict[str, float]] = {}
+        for feature in sorted(self.kinds(module)):
+            asked = [protocol for protocol in self.protocols if protocol.feature == feature]
+            sides = query.shard(feature), bank.shard(feature)
+            accuracies = sharded_knn_accuracy(*sides, classes, asked, chunk_size=self.chunk_size)
+            found |= dict(zip(asked, accuracies, strict=True))
+        self._describe(trainer, bank, query)
+        return {
+            f"knn/{name}{self._suffix(protocol)}": found[protocol][name]
+            for protocol in self.protocols
+            for name in ("top1", "top5")
+        }
+
+    def record(self, trainer: Trainer, epoch: int) -> None:
+        """Add the new value to the curve, and the best one to the values."""
+        if "knn/top1" in self._values:
+            self.curve.append((epoch, self._values["knn/top1"]))
+            self._values["knn/best_top1"] = max(top1 for _, top1 in self.curve)
+            rank_zero_info(f"k-NN top-1 after {epoch} epochs: {self._values['knn/top1']:.3f}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the curve so far, the best of it, and the latest values."""
+        curve = [list(point) for point in self.curve]
+        return {"curve": curve, "best": list(self.best or ()), **super().state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the curve, which has the best value in it, and the latest values."""
+        super().load_state_dict(state_dict)
+        self.curve = [(int(epoch), float(top1)) for epoch, top1 in state_dict["curve"]]
+        if self.best is not None:  # a checkpoint of an earlier version has no best value
+            self._values["knn/best_top1"] = self.best[1]
 
     def _loaders(self, trainer: Trainer) -> tuple[Iterable[Any], Iterable[Any]] | None:
         if self.bank_loader is not None and self.query_loader is not None:
             return self.bank_loader, self.query_loader
-        datamodule = _datamodule(trainer)
-        if not hasattr(datamodule, "knn_dataloaders"):
+        if not hasattr(datamodule_of(trainer), "knn_dataloaders"):
             raise ConfigError(
                 "OnlineKNN needs bank_loader and query_loader, or a datamodule with knn_dataloaders()"
             )
-        loaders: tuple[Iterable[Any], Iterable[Any]] | None = datamodule.knn_dataloaders()
-        return loaders
+        return self._knn_loaders(trainer)
 
-    def _record(self, trainer: Trainer, epoch: int) -> None:
-        if "knn/top1" in self._values:
-            self.curve.append((epoch, self._values["knn/top1"]))
-            rank_zero_info(f"k-NN top-1 after {epoch} epochs: {self._values['knn/top1']:.3f}")
+    def _suffix(self, protocol: KNNProtocol) -> str:
+        return "" if protocol is self.protocols[0] else f"/{protocol.name}"
 
-    def _write_protocol(self, trainer: Trainer) -> None:
-        if "protocol" not in self._said:
-            self._said.add("protocol")
-            for logger in trainer.loggers:
-                if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
-                    logger.experiment.add_text("knn/protocol", self.described, trainer.global_step)
-
-    def _say_once(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
-            rank_zero_info(message)
+    def _describe(self, trainer: Trainer, bank: FeaturePass, query: FeaturePass) -> None:
+        """Put the protocols in words, and say so where the bank is smaller than k."""
+        for protocol in self.protocols:
+            k = min(protocol.k, bank.labelled)
+            if k < protocol.k:
+                self._say_once(f"k-NN: k clamped from {protocol.k} to {k}, the size of the labelled bank")
+            text = f"{dataclasses.replace(protocol, k=k).describe()}, bank {bank.size}, queries {query.size}"
+            self.protocol_texts[f"knn/top1{self._suffix(protocol)}"] = text
+        self.described = self.protocol_texts["knn/top1"]
+        others = [f"{tag}: {text}" for tag, text in self.protocol_texts.items() if tag != "knn/top1"]
+        self._write_once(trainer, "knn/protocol", "\n\n".join([self.described, *others]))
 
 
-def _datamodule(trainer: Trainer) -> Any:
-    return getattr(trainer, "datamodule", None)
+def _protocol(given: str | dict[str, Any] | KNNProtocol) -> KNNProtocol:
+    """Return the protocol of a name, or of options that may start from a named one."""
+    if isinstance(given, KNNProtocol):
+        return given
+    options = {"protocol": given} if isinstance(given, str) else dict(given)
+    start = options.pop("protocol", "mmcl_paper")
+    if start not in KNN_PROTOCOLS:
+        raise ConfigError(f"protocol must be one of {', '.join(KNN_PROTOCOLS)}, got {start!r}")
+    known = [f.name for f in dataclasses.fields(KNNProtocol)]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise ConfigError(f"a k-NN protocol has the options {', '.join(known)}, got {', '.join(unknown)}")
+    protocol = dataclasses.replace(KNN_PROTOCOLS[start], **options)
+    if "name" in options or protocol == KNN_PROTOCOLS[start]:
+        return protocol
+    similarity = "" if protocol.normalize else "_dot"
+    name = f"k{protocol.k}_T{protocol.temperature:g}_{protocol.feature}{similarity}"
+    return dataclasses.replace(protocol, name=name)
+
+
+def _distinct(protocols: list[KNNProtocol]) -> list[KNNProtocol]:
+    """Leave out what equals an earlier one but for its name; equal names must not mean different things."""
+    kept: dict[tuple[Any, ...], KNNProtocol] = {}
+    for protocol in protocols:
+        key = (protocol.k, protocol.temperature, protocol.feature, protocol.normalize)
+        kept.setdefault(key, protocol)
+    names = [protocol.name for protocol in list(kept.values())[1:]]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"further protocols need different names, got {', '.join(names)}")
+    return list(kept.values())

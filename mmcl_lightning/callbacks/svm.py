@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
 
+from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import MMCLLoss
-from mmcl_lightning.svm import Status
+from mmcl_lightning.svm import MaxMarginDual, Status
+from mmcl_lightning.svm.negatives import false_negative_shares, false_negative_sums
 
-__all__ = ["SVMSolverCallback"]
+__all__ = ["SVMSolverCallback", "mmcl_criterion"]
 
 
 class SVMSolverCallback(Callback):
@@ -27,18 +31,35 @@ class SVMSolverCallback(Callback):
         log_histogram: Write the histogram of alpha to TensorBoard at the end of every epoch.
 
     Reads:
-        ``pl_module.criterion``.
+        ``pl_module.criterion``. Labels ``batch[1]`` ``(B,)``, -1 = unlabelled, where a batch has them: to
+        look at, training does not see them.
 
     Writes:
-        Every ``log_every_n_steps``: ``svm/sv_fraction``, ``svm/bound_fraction``, ``svm/margin``,
-        ``svm/kkt_residual``, ``svm/duality_gap``, ``svm/steps``. Every epoch: ``svm/alpha`` (histogram)
-        and the scheduled options as ``svm/NAME``.
+        Every ``log_every_n_steps``, over the anchors of all processes: ``svm/sv_fraction`` and the shares
+        of alpha ``svm/zero_fraction``, ``svm/free_fraction``, ``svm/bound_fraction``; ``svm/margin``,
+        ``svm/kkt_residual``, ``svm/duality_gap``, ``svm/steps``, ``svm/negatives`` per anchor; and
+        ``svm/retries`` so far, of the first process.
+        With labels: ``svm/false_negative_share``, the share of support vectors that are of the anchor's
+        class, ``svm/false_negative_share_by_alpha``, ``svm/bound_false_negative_share``, and
+        ``svm/false_negative_base_rate`` among all negatives to compare with; see
+        :func:`~mmcl_lightning.svm.negatives.false_negative_shares`.
+        Every epoch: ``svm/alpha`` (histogram) and the scheduled options as ``svm/NAME``.
 
     Raises:
         ConfigError: If the schedule names an option that does not exist, or an epoch < 1.
     """
 
-    _LOGGED = ("sv_fraction", "bound_fraction", "margin", "kkt_residual", "duality_gap", "steps")
+    _LOGGED = (
+        "sv_fraction",
+        "zero_fraction",
+        "free_fraction",
+        "bound_fraction",
+        "margin",
+        "kkt_residual",
+        "duality_gap",
+        "steps",
+        "negatives",
+    )
 
     def __init__(
         self, schedule: dict[str, dict[int, float]] | None = None, log_histogram: bool = True
@@ -98,7 +119,11 @@ class SVMSolverCallback(Callback):
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if trainer.global_step % every == 0:  # the steps that Lightning writes
             stats = criterion.last_stats
-            pl_module.log_dict({f"svm/{name}": stats[name] for name in self._LOGGED}, on_step=True)
+            values = _over_processes({name: stats[name].to(problem.gram) for name in self._LOGGED})
+            labels = _gathered_labels(criterion, problem, batch)
+            sums = false_negative_sums(problem, solution.alpha, labels)
+            values |= false_negative_shares(gather_with_gradient(sums[None]).sum(0))
+            pl_module.log_dict({f"svm/{name}": value for name, value in values.items()}, on_step=True)
             pl_module.log("svm/retries", float(self.retries), on_step=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -134,12 +159,47 @@ class SVMSolverCallback(Callback):
                 self._criterion(pl_module).set_option(name, options[name])
         return options
 
-    @staticmethod
-    def _criterion(pl_module: LightningModule) -> MMCLLoss:
-        criterion = getattr(pl_module, "criterion", None)
-        if not isinstance(criterion, MMCLLoss):
-            raise ConfigError(
-                f"SVMSolverCallback needs a module whose criterion is an MMCLLoss; "
-                f"{type(pl_module).__name__} has {type(criterion).__name__}"
-            )
-        return criterion
+    def _criterion(self, pl_module: LightningModule) -> MMCLLoss:
+        return mmcl_criterion(pl_module, type(self).__name__)
+
+
+def mmcl_criterion(pl_module: LightningModule, user: str) -> MMCLLoss:
+    """Return the loss of a module that trains by SVMs.
+
+    Args:
+        pl_module: The module.
+        user: Who needs it, for the message.
+
+    Raises:
+        ConfigError: If its ``criterion`` is no MMCLLoss.
+    """
+    criterion = getattr(pl_module, "criterion", None)
+    if not isinstance(criterion, MMCLLoss):
+        raise ConfigError(
+            f"{user} needs a module whose criterion is an MMCLLoss; "
+            f"{type(pl_module).__name__} has {type(criterion).__name__}"
+        )
+    return criterion
+
+
+def _over_processes(stats: dict[str, Tensor]) -> dict[str, float]:
+    """Mean of each statistic over the processes, which have equally many anchors; the largest residual."""
+    rows = gather_with_gradient(torch.stack(list(stats.values()))[None])
+    values = torch.where(
+        torch.tensor(["residual" in name for name in stats], device=rows.device), rows.amax(0), rows.mean(0)
+    )
+    return dict(zip(stats, values.tolist(), strict=True))
+
+
+def _gathered_labels(criterion: MMCLLoss, problem: MaxMarginDual, batch: Any) -> Tensor:
+    """Labels of the images among the candidates, ``(G,)``, in the order in which projections are gathered.
+
+    A batch without fitting labels counts as unlabelled, so that no process waits for another one here.
+    """
+    where = layout() if criterion.gather else Layout()
+    images = problem.n // (2 if criterion.negatives == "both" else 1) // where.world_size
+    labels = batch[1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
+    if not isinstance(labels, Tensor) or labels.shape != (images,) or labels.is_floating_point():
+        labels = torch.full((images,), -1)
+    labels = labels.to(problem.gram.device, torch.int64)
+    return gather_with_gradient(labels) if criterion.gather else labels

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from mmcl_lightning.datamodules.loading import EpochSampler, EvalDataset, ResumableDataLoader, ViewDataset
-from mmcl_lightning.datamodules.sources import ImageSource, take_subset
+from mmcl_lightning.datamodules.sources import ImageSource, balanced_subset, take_subset, without_labels
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import ImageTransform, MultiView
 
@@ -57,6 +59,10 @@ class SSLDataModule(LightningDataModule):
         train_subset: Use this many training images, chosen by ``seed``, equally many of each class
             where all are labelled. None uses all.
         test_subset: The same for the held-out images.
+        validation_subset: Hold out this many of the labelled training images, equally many of each class,
+            and let readout and validation loss see them in place of the test images: for choosing options.
+            They are not trained on, unless the data set pretrains on more than its labelled images
+            (STL-10): there all images stay, without labels.
         predict_split: Images of ``predict_dataloader``: ``"test"``, or ``"train"`` (the labelled training
             images, or the unlabelled ones where none is labelled).
         seed: Order, augmentations and subsets are functions of it.
@@ -74,6 +80,7 @@ class SSLDataModule(LightningDataModule):
         num_workers: int = 2,
         train_subset: int | None = None,
         test_subset: int | None = None,
+        validation_subset: int | None = None,
         predict_split: Literal["train", "test"] = "test",
         seed: int = 0,
         train_transform: ImageTransform | nn.Module | None = None,
@@ -89,6 +96,7 @@ class SSLDataModule(LightningDataModule):
             ("num_workers", num_workers, 0),
             ("train_subset", train_subset, 2),
             ("test_subset", test_subset, 1),
+            ("validation_subset", validation_subset, 1),
             ("seed", seed, 0),
         ):
             if value is not None and value < low:
@@ -100,6 +108,7 @@ class SSLDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.train_subset = train_subset
         self.test_subset = test_subset
+        self.validation_subset = validation_subset
         self.predict_split = predict_split
         self.seed = seed
         self.train_transform = train_transform
@@ -120,6 +129,10 @@ class SSLDataModule(LightningDataModule):
     def load_splits(self) -> Splits:
         """Open the data set; subsets are taken by the caller."""
 
+    def prepare_source(self, source: ImageSource) -> ImageSource:
+        """Do once what every image of a split needs, after subsets are taken; by default nothing."""
+        return source
+
     @abstractmethod
     def default_train_transform(self) -> ImageTransform:
         """Return the augmentation of one view."""
@@ -136,12 +149,15 @@ class SSLDataModule(LightningDataModule):
     def splits(self) -> Splits:
         """The images by their use, reduced to the subsets; opened on first access."""
         if self._splits is None:
-            full = self.load_splits()
+            full = self._hold_out(self.load_splits())
+            pretrain = take_subset(full.pretrain, self.train_subset, self.seed, "train_subset")
+            heldout = self._reduce_test(full.heldout)
+            bank = pretrain if full.bank is full.pretrain else self._reduce_bank(full)
+            query = heldout if full.query is full.heldout else self._reduce_test(full.query)
+            used = {id(source): source for source in (pretrain, heldout, bank, query) if source is not None}
+            ready = {key: self.prepare_source(source) for key, source in used.items()}
             self._splits = Splits(
-                pretrain=take_subset(full.pretrain, self.train_subset, self.seed, "train_subset"),
-                heldout=self._reduce_test(full.heldout),
-                bank=self._reduce_bank(full),
-                query=self._reduce_test(full.query),
+                ready[id(pretrain)], ready.get(id(heldout)), ready.get(id(bank)), ready.get(id(query))
             )
         return self._splits
 
@@ -194,6 +210,11 @@ class SSLDataModule(LightningDataModule):
             return None
         return self._eval_loader(bank), self._eval_loader(query)
 
+    def health_dataloader(self) -> DataLoader[Any]:
+        """Training images under the evaluation transform: those with labels, or all where none has one."""
+        splits = self.splits
+        return self._eval_loader(splits.pretrain if splits.bank is None else splits.bank)
+
     def predict_dataloader(self) -> DataLoader[Any]:
         """Images of ``predict_split`` under the evaluation transform.
 
@@ -202,7 +223,7 @@ class SSLDataModule(LightningDataModule):
         """
         splits = self.splits
         if self.predict_split == "train":
-            return self._eval_loader(splits.pretrain if splits.bank is None else splits.bank)
+            return self.health_dataloader()
         source = splits.heldout if splits.query is None else splits.query
         if source is None:
             raise ConfigError(
@@ -210,9 +231,44 @@ class SSLDataModule(LightningDataModule):
             )
         return self._eval_loader(source)
 
+    def fingerprint(self) -> dict[str, str]:
+        """Number of images and a hash of them for each split that there is: equal data, equal hash.
+
+        The hash covers all targets and the pixels of up to 32 images spread over the split.
+        """
+        found = {}
+        for use in ("pretrain", "heldout", "bank", "query"):
+            source = getattr(self.splits, use)
+            if source is not None:
+                digest = hashlib.sha256(np.ascontiguousarray(source.targets).tobytes())
+                for index in np.linspace(0, len(source) - 1, min(32, len(source))).astype(int):
+                    image, _ = source[int(index)]
+                    digest.update(repr(image.size).encode() + image.tobytes())
+                found[use] = f"{len(source)} images, {digest.hexdigest()[:12]}"
+        return found
+
+    def _hold_out(self, full: Splits) -> Splits:
+        """Put labelled training images in the place of the test images, if asked to."""
+        if self.validation_subset is None:
+            return full
+        if full.bank is None:
+            raise ConfigError("validation_subset needs labelled training images, and there are none")
+        size, labelled = self.validation_subset, len(full.bank)
+        if size >= labelled:
+            raise ConfigError(f"validation_subset is {size}, but there are only {labelled} labelled images")
+        chosen = balanced_subset(full.bank.targets, size, self.seed + 2)
+        validation = full.bank.subset(chosen)
+        rest = full.bank.subset(np.setdiff1d(np.arange(labelled), chosen))
+        return Splits(
+            pretrain=rest if full.pretrain is full.bank else without_labels(full.pretrain),
+            heldout=validation,
+            bank=rest,
+            query=validation,
+        )
+
     def _reduce_test(self, source: ImageSource | None) -> ImageSource | None:
-        if source is None:
-            return None
+        if source is None or self.validation_subset is not None:  # that has the size asked for already
+            return source
         return take_subset(source, self.test_subset, self.seed + 1, "test_subset")
 
     def _reduce_bank(self, full: Splits) -> ImageSource | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-from torch import nn
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from mmcl_lightning.datamodules.base import Splits, SSLDataModule
@@ -26,15 +25,7 @@ class CIFAR10DataModule(SSLDataModule):
     Args:
         root: Data root, which holds (or receives) the folder of the official archive.
         download: Download the archive if it is not there.
-        batch_size: Images per step and per device, at least 2.
-        eval_batch_size: Images per step of readout and prediction, per device.
-        num_workers: Worker processes per loader; 0 loads in the main process.
-        train_subset: Use this many training images, equally many of each class where all are labelled.
-        test_subset: The same for the test images.
-        predict_split: Images of ``predict_dataloader``, ``"train"`` or ``"test"``.
-        seed: Order, augmentations and subsets are functions of it.
-        train_transform: Augmentation of one view, or a MultiView; None for recipe A2.
-        eval_transform: Transform of readout and prediction; None for normalisation alone.
+        **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`SSLDataModule`.
 
     Raises:
         DataError: From ``setup``, if a file is missing or damaged.
@@ -44,20 +35,9 @@ class CIFAR10DataModule(SSLDataModule):
         self,
         root: str = "data",
         download: bool = False,
-        batch_size: int = 256,
-        eval_batch_size: int = 512,
-        num_workers: int = 2,
-        train_subset: int | None = None,
-        test_subset: int | None = None,
-        predict_split: Literal["train", "test"] = "test",
-        seed: int = 0,
-        train_transform: ImageTransform | nn.Module | None = None,
-        eval_transform: ImageTransform | nn.Module | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            batch_size, eval_batch_size, num_workers, train_subset, test_subset, predict_split, seed,
-            train_transform, eval_transform,
-        )  # fmt: skip
+        super().__init__(**kwargs)
         self.root = root
         self.download = download
 

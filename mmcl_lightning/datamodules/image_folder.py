@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
-from torch import nn
 
 from mmcl_lightning.datamodules.base import Splits, SSLDataModule
 from mmcl_lightning.datamodules.image_files import ImageTree, cache_images, scan_tree
+from mmcl_lightning.datamodules.sources import ImageSource
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform
 
@@ -42,17 +42,9 @@ class ImageFolderDataModule(SSLDataModule):
         mean: Per-channel mean in units of [0, 1], or None.
         std: Per-channel standard deviation, or None.
         holdout: Fraction held out where the folder has no test images, 0 <= holdout < 1.
-        cache: Decode all images once and keep them in memory (at most 4 GiB, uint8), shared with the
+        cache: Decode the images in use once and keep them in memory (at most 4 GiB, uint8), shared with the
             workers. Worth it for many epochs over small images.
-        batch_size: Images per step and per device, at least 2.
-        eval_batch_size: Images per step of readout and prediction, per device.
-        num_workers: Worker processes per loader; 0 loads in the main process.
-        train_subset: Use this many training images, equally many of each class where all are labelled.
-        test_subset: The same for the test images.
-        predict_split: Images of ``predict_dataloader``, ``"train"`` or ``"test"``.
-        seed: Order, augmentations and subsets are functions of it.
-        train_transform: Augmentation of one view, or a MultiView; None for the recipe for the image's size.
-        eval_transform: Transform of readout and prediction; None for the centre crop.
+        **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`SSLDataModule`.
 
     Raises:
         ConfigError: If an option is out of its range, or the cache would grow too large.
@@ -68,20 +60,9 @@ class ImageFolderDataModule(SSLDataModule):
         std: tuple[float, float, float] | None = None,
         holdout: float = 0.1,
         cache: bool = False,
-        batch_size: int = 256,
-        eval_batch_size: int = 512,
-        num_workers: int = 2,
-        train_subset: int | None = None,
-        test_subset: int | None = None,
-        predict_split: Literal["train", "test"] = "test",
-        seed: int = 0,
-        train_transform: ImageTransform | nn.Module | None = None,
-        eval_transform: ImageTransform | nn.Module | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            batch_size, eval_batch_size, num_workers, train_subset, test_subset, predict_split, seed,
-            train_transform, eval_transform,
-        )  # fmt: skip
+        super().__init__(**kwargs)
         if image_size < 1:
             raise ConfigError(f"image_size must be at least 1 pixel, got {image_size}")
         if not 0.0 <= holdout < 1.0:
@@ -103,11 +84,9 @@ class ImageFolderDataModule(SSLDataModule):
         return self._scan().class_names
 
     def load_splits(self) -> Splits:
-        """List the files, and decode them if they are cached."""
+        """List the files."""
         tree = self._scan()
         train, test = tree.train, tree.test
-        if self.cache:
-            train, test = cache_images(train), None if test is None else cache_images(test)
         labelled = tree.class_names is not None
         return Splits(
             pretrain=train,
@@ -115,6 +94,10 @@ class ImageFolderDataModule(SSLDataModule):
             bank=train if labelled and test is not None else None,
             query=test if labelled else None,
         )
+
+    def prepare_source(self, source: ImageSource) -> ImageSource:
+        """Decode the images, if they are to be cached."""
+        return cache_images(source) if self.cache else source
 
     def default_train_transform(self) -> ImageTransform:
         """Return recipe A2 up to 96 pixels and A1 above, with the mean and std of the options."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
-from torch import nn
 
 from mmcl_lightning.datamodules.base import Splits, SSLDataModule
 from mmcl_lightning.datamodules.rendering import SHAPES, render_shapes
@@ -32,15 +31,7 @@ class ShapesDataModule(SSLDataModule):
         image_size: Height and width in pixels.
         root: Ignored: nothing is read. Present so that a config can switch data sets.
         download: Ignored as well.
-        batch_size: Images per step and per device, at least 2.
-        eval_batch_size: Images per step of readout and prediction, per device.
-        num_workers: Worker processes per loader; 0 loads in the main process.
-        train_subset: Use this many training images, equally many of each class where all are labelled.
-        test_subset: The same for the test images.
-        predict_split: Images of ``predict_dataloader``, ``"train"`` or ``"test"``.
-        seed: Order, augmentations and subsets are functions of it.
-        train_transform: Augmentation of one view, or a MultiView; None for a recipe of its own.
-        eval_transform: Transform of readout and prediction; None for [0, 1] as rendered.
+        **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`SSLDataModule`.
 
     Raises:
         ConfigError: If an option is out of its range.
@@ -53,20 +44,9 @@ class ShapesDataModule(SSLDataModule):
         image_size: int = 32,
         root: str | None = None,
         download: bool = False,
-        batch_size: int = 256,
-        eval_batch_size: int = 512,
-        num_workers: int = 2,
-        train_subset: int | None = None,
-        test_subset: int | None = None,
-        predict_split: Literal["train", "test"] = "test",
-        seed: int = 0,
-        train_transform: ImageTransform | nn.Module | None = None,
-        eval_transform: ImageTransform | nn.Module | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            batch_size, eval_batch_size, num_workers, train_subset, test_subset, predict_split, seed,
-            train_transform, eval_transform,
-        )  # fmt: skip
+        super().__init__(**kwargs)
         for name, value, low in (("train_size", train_size, 2), ("test_size", test_size, 1)):
             if value < low:
                 raise ConfigError(f"{name} must be at least {low}, got {value}")

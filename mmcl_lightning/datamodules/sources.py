@@ -10,7 +10,7 @@ from PIL import Image
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["ArraySource", "ImageSource", "SubsetSource", "balanced_subset", "take_subset"]
+__all__ = ["ArraySource", "ImageSource", "SubsetSource", "balanced_subset", "take_subset", "without_labels"]
 
 IntArray = NDArray[np.int64]
 
@@ -119,3 +119,10 @@ def take_subset(source: ImageSource, size: int | None, seed: int, option: str) -
     if size > len(source):
         raise ConfigError(f"{option} is {size}, but the split has only {len(source)} images")
     return source.subset(balanced_subset(source.targets, size, seed))
+
+
+def without_labels(source: ImageSource) -> ImageSource:
+    """Return a view of all images with target -1."""
+    view = source.subset(np.arange(len(source)))
+    view.targets = np.full(len(source), -1)
+    return view

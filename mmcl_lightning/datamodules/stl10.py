@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from torch import nn
 from torchvision.datasets import STL10
 
 from mmcl_lightning.datamodules.base import Splits, SSLDataModule
@@ -35,15 +34,7 @@ class STL10DataModule(SSLDataModule):
         download: Download the archive (2.6 GB) if it is not there.
         crop_size: Height and width of a training view in pixels; 32 as in the paper, 96 for full size.
         pretrain_split: ``"train+unlabeled"``, ``"unlabeled"`` or ``"train"``.
-        batch_size: Images per step and per device, at least 2.
-        eval_batch_size: Images per step of readout and prediction, per device.
-        num_workers: Worker processes per loader; 0 loads in the main process.
-        train_subset: Use this many training images, equally many of each class where all are labelled.
-        test_subset: The same for the test images.
-        predict_split: Images of ``predict_dataloader``, ``"train"`` or ``"test"``.
-        seed: Order, augmentations and subsets are functions of it.
-        train_transform: Augmentation of one view, or a MultiView; None for recipe A2.
-        eval_transform: Transform of readout and prediction; None for normalisation alone.
+        **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`SSLDataModule`.
 
     Raises:
         ConfigError: If an option is out of its range.
@@ -56,20 +47,9 @@ class STL10DataModule(SSLDataModule):
         download: bool = False,
         crop_size: int = 32,
         pretrain_split: Literal["train+unlabeled", "unlabeled", "train"] = "train+unlabeled",
-        batch_size: int = 256,
-        eval_batch_size: int = 512,
-        num_workers: int = 2,
-        train_subset: int | None = None,
-        test_subset: int | None = None,
-        predict_split: Literal["train", "test"] = "test",
-        seed: int = 0,
-        train_transform: ImageTransform | nn.Module | None = None,
-        eval_transform: ImageTransform | nn.Module | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            batch_size, eval_batch_size, num_workers, train_subset, test_subset, predict_split, seed,
-            train_transform, eval_transform,
-        )  # fmt: skip
+        super().__init__(**kwargs)
         if crop_size < 1:
             raise ConfigError(f"crop_size must be at least 1 pixel, got {crop_size}")
         if pretrain_split not in _PRETRAIN_SPLITS:

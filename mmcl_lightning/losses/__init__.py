@@ -1,7 +1,23 @@
-"""Contrastive losses, each called as ``loss(z0, z1)`` on un-normalised projections ``(B, D)``."""
+"""Contrastive losses, each called as ``loss(z0, z1)`` on un-normalised projections ``(B, D)``.
+
+``InfoNCELoss`` alone takes a queue of negatives too: ``loss(query, key, queue)``.
+"""
 
 from mmcl_lightning.losses.base import ContrastiveLoss
+from mmcl_lightning.losses.debiased import DebiasedLoss, HCLLoss
+from mmcl_lightning.losses.decoupled import DecoupledLoss
+from mmcl_lightning.losses.hinge import HingeLoss
 from mmcl_lightning.losses.max_margin import MMCLLoss
 from mmcl_lightning.losses.ntxent import NTXentLoss
+from mmcl_lightning.losses.queue import InfoNCELoss
 
-__all__ = ["ContrastiveLoss", "MMCLLoss", "NTXentLoss"]
+__all__ = [
+    "ContrastiveLoss",
+    "DebiasedLoss",
+    "DecoupledLoss",
+    "HCLLoss",
+    "HingeLoss",
+    "InfoNCELoss",
+    "MMCLLoss",
+    "NTXentLoss",
+]

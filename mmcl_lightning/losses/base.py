@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmcl_lightning.distributed import gather_with_gradient, layout
-from mmcl_lightning.errors import NumericalError, ShapeError
+from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 
 __all__ = ["ContrastiveLoss", "Views"]
 
@@ -114,6 +116,21 @@ class ContrastiveLoss(nn.Module, abc.ABC):
             len(views.all[0]),
             self.negatives_per_anchor(len(views.all[0])),
         )
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments that build this loss again, by name, read from the attributes of those names.
+
+        Raises:
+            ConfigError: If an argument of the constructor is not kept as an attribute of its name.
+        """
+        names = inspect.signature(type(self)).parameters
+        missing = [name for name in names if not hasattr(self, name)]
+        if missing:
+            raise ConfigError(
+                f"{type(self).__name__} does not say how it was built: keep the argument {missing[0]!r} of "
+                f"its __init__ as self.{missing[0]}"
+            )
+        return {name: getattr(self, name) for name in names}
 
     @property
     @abc.abstractmethod

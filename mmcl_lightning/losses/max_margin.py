@@ -12,11 +12,10 @@ from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import RBF, Kernel
 from mmcl_lightning.losses.base import ContrastiveLoss, Views
 from mmcl_lightning.svm import Inverse, MaxMarginDual, Solution, Solver, max_margin_dual
+from mmcl_lightning.svm.negatives import at_bound, is_support
 from mmcl_lightning.svm.problem import check_box
 
 __all__ = ["MMCLLoss", "svm_stats"]
-
-SUPPORT_TOL = 1e-6  # alpha above this makes a support vector; relative to C for the upper bound
 
 
 class MMCLLoss(ContrastiveLoss):
@@ -160,7 +159,7 @@ class MMCLLoss(ContrastiveLoss):
         self.last_problem, self.last_solution = problem, solution
         alpha = solution.alpha
         if self.drop_at_bound:
-            alpha = torch.where(alpha >= self.C * (1 - SUPPORT_TOL), 0.0, alpha)
+            alpha = torch.where(at_bound(alpha, self.C), 0.0, alpha)
         scored = torch.cat([views.local[1 - role] for role in roles])
         return (problem.signed_weights(alpha) * kernel(scored, candidates)).sum() / len(scored)
 
@@ -202,16 +201,15 @@ def svm_stats(problem: MaxMarginDual, solution: Solution) -> dict[str, Tensor]:
 
     Returns:
         ``sv_fraction``: share of negatives with alpha > 0. ``bound_fraction``: share with alpha at C.
-        ``free_fraction``: share strictly between. ``margin``: mean over anchors of :math:`1 / \|w\|` with
-        :math:`\|w\|^2 = \alpha^\top \Delta \alpha`. ``kkt_residual``: largest optimality residual.
-        ``duality_gap``: mean bound on the distance from the optimal objective, relative to its size.
-        ``steps``: mean iterations. ``alpha_max``. ``negatives``: per anchor. ``retries``: failed
+        ``free_fraction``: share strictly between. ``zero_fraction``: the rest. ``margin``: mean over anchors
+        of :math:`1 / \|w\|` with :math:`\|w\|^2 = \alpha^\top \Delta \alpha`. ``kkt_residual``: largest
+        optimality residual. ``duality_gap``: mean bound on the distance from the optimal objective, relative
+        to its size. ``steps``: mean iterations. ``alpha_max``. ``negatives``: per anchor. ``retries``: failed
         factorisations.
     """
     alpha, N = solution.alpha, problem.negatives
     gradient = problem.gradient(alpha)
-    support = alpha > SUPPORT_TOL
-    bound = alpha >= problem.C * (1 - SUPPORT_TOL)
+    support, bound = is_support(alpha), at_bound(alpha, problem.C)
     total = problem.B * N
     curvature = (alpha * (gradient + 2)).sum(1)
     squared_norm = curvature - problem.reg * alpha.square().sum(1)
@@ -221,6 +219,7 @@ def svm_stats(problem: MaxMarginDual, solution: Solution) -> dict[str, Tensor]:
     return {
         "sv_fraction": support.sum() / total,
         "bound_fraction": bound.sum() / total,
+        "zero_fraction": 1 - support.sum() / total,
         "free_fraction": (support & ~bound).sum() / total,
         "margin": squared_norm.clamp_min(torch.finfo(alpha.dtype).eps).rsqrt().mean(),
         "kkt_residual": problem.kkt_residual(alpha, gradient).max(),

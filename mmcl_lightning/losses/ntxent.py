@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.losses.base import ContrastiveLoss, Views
+from mmcl_lightning.kernels import Kernel, Linear
+from mmcl_lightning.losses.base import Views
+from mmcl_lightning.losses.similarity import SimilarityLoss, check_temperature
 
 __all__ = ["NTXentLoss"]
 
 
-class NTXentLoss(ContrastiveLoss):
+class NTXentLoss(SimilarityLoss):
     r"""NT-Xent: tell the other view of an image from all views of all other images.
 
     With :math:`s` the cosine and :math:`p(i)` the other view of embedding i, of N = 2 B embeddings,
@@ -25,43 +26,34 @@ class NTXentLoss(ContrastiveLoss):
 
     Args:
         temperature: T > 0; 0.1 in the ImageNet recipe, 0.5 in the CIFAR and STL-10 recipes.
+        kernel: Similarity s; ``None`` for ``Linear()``, on unit vectors the cosine. ``Tanh(gamma=1.0)`` is
+            the tanh kernel in SimCLR of the MMCL paper's appendix, which prints gamma (0.1 to 10) but no T.
         normalize: Scale every projection to unit length first.
         gather: Use the images of all processes as candidates.
 
     Raises:
-        ConfigError: If the temperature is not positive.
+        ConfigError: If the temperature is not positive, or ``kernel`` is no kernel.
     """
 
-    def __init__(self, temperature: float = 0.5, *, normalize: bool = True, gather: bool = True):
+    def __init__(
+        self,
+        temperature: float = 0.5,
+        *,
+        kernel: Kernel | None = None,
+        normalize: bool = True,
+        gather: bool = True,
+    ):
         super().__init__(normalize=normalize, gather=gather)
-        if not temperature > 0:
-            raise ConfigError(f"temperature must be > 0, got {temperature}")
+        check_temperature(temperature)
         self.temperature = temperature
-        self._stats: dict[str, Tensor] = {}
+        self.kernel: Kernel = Linear() if kernel is None else kernel
+        if not isinstance(self.kernel, Kernel):
+            raise ConfigError(f"expected a Kernel object, such as kernel=Tanh(gamma=1.0), got {kernel!r}")
 
-    @property
-    def last_stats(self) -> dict[str, Tensor]:
-        """Mean cosine of the positives, share of anchors nearest to their positive, negatives per anchor."""
-        return self._stats
+    def _similarity(self, anchors: Tensor, candidates: Tensor) -> Tensor:
+        return self.kernel.fit(candidates.detach())(anchors, candidates)
 
-    def negatives_per_anchor(self, images: int) -> int:
-        """Both views of every other image."""
-        return 2 * (images - 1)
-
-    def _loss(self, views: Views) -> Tensor:
-        local, everyone = torch.cat(views.local), torch.cat(views.all)  # (2 B, D), (2 G, D)
-        anchors, images = views.anchors, len(views.all[0])
-        logits = local @ everyone.T / self.temperature  # (2 B, 2 G)
-        own = torch.cat([anchors, anchors + images])
-        positive = torch.cat([anchors + images, anchors])
-        # -inf, not a large number: -1e9 overflows half precision and moves the sum in single.
-        logits = logits.scatter(1, own[:, None], -torch.inf)
-        loss = F.cross_entropy(logits, positive)
-        with torch.no_grad():
-            at_positive = logits.detach().gather(1, positive[:, None])
-            self._stats = {
-                "positive_similarity": at_positive.mean() * self.temperature,
-                "contrast_top1": (logits.detach().amax(1, keepdim=True) <= at_positive).float().mean(),
-                "negatives": torch.tensor(float(self.negatives_per_anchor(images))),
-            }
-        return loss
+    def _terms(self, positive: Tensor, negatives: Tensor, views: Views) -> Tensor:
+        # The softmax's share of the positive, as a logistic function of its lead over the negatives.
+        lead = positive / self.temperature - (negatives / self.temperature).logsumexp(1)
+        return -F.logsigmoid(lead)

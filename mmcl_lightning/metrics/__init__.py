@@ -1,5 +1,6 @@
 """Measures of a representation, as pure functions of features: k-NN accuracy and signs of collapse."""
 
+from mmcl_lightning.metrics.classification import topk_correct
 from mmcl_lightning.metrics.health import EffectiveRank, alignment, feature_std, rankme, uniformity
 from mmcl_lightning.metrics.knn import (
     KNN_PROTOCOLS,
@@ -9,17 +10,22 @@ from mmcl_lightning.metrics.knn import (
     knn_predict,
     knn_scores,
 )
+from mmcl_lightning.metrics.sharded import FeatureShard, gather_in_order, sharded_knn_accuracy
 
 __all__ = [
     "KNN_PROTOCOLS",
     "EffectiveRank",
+    "FeatureShard",
     "KNNProtocol",
     "alignment",
     "effective_k",
     "feature_std",
+    "gather_in_order",
     "knn_accuracy",
     "knn_predict",
     "knn_scores",
     "rankme",
+    "sharded_knn_accuracy",
+    "topk_correct",
     "uniformity",
 ]

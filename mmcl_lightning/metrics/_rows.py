@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mmcl_lightning.errors import NumericalError
 
-__all__ = ["float32_rows", "inverse_norms", "without_autocast"]
+__all__ = ["check_norms", "float32_rows", "inverse_norms", "reciprocal", "row_norms", "without_autocast"]
 
 
 def float32_rows(features: Tensor, normalize: bool, name: str) -> Tensor:
@@ -21,23 +21,38 @@ def float32_rows(features: Tensor, normalize: bool, name: str) -> Tensor:
     return rows * scale.unsqueeze(1) if normalize else rows
 
 
-def inverse_norms(features: Tensor, name: str, chunk_size: int = 8192) -> Tensor:
+def inverse_norms(features: Tensor, name: str) -> Tensor:
     """Return the factors ``(N,)`` that bring rows to unit length, in float32, without a copy of the whole.
 
     Raises:
         NumericalError: If a feature is not finite.
     """
+    norms = row_norms(features)
+    check_norms(int((~torch.isfinite(norms)).sum()), len(norms), name, features.dtype)
+    return reciprocal(norms)
+
+
+def row_norms(features: Tensor, chunk_size: int = 8192) -> Tensor:
+    """Return the lengths of rows ``(N,)`` in float32; a length is finite only if its row is."""
     norms = torch.empty(len(features), device=features.device)
     for start in range(0, len(features), chunk_size):
         stop = start + chunk_size
         norms[start:stop] = torch.linalg.vector_norm(features[start:stop].float(), dim=1)
-    # A norm is finite only if its row is: one check of N numbers instead of N * F.
-    if not bool(torch.isfinite(norms).all()):
-        bad = int((~torch.isfinite(norms)).sum())
+    return norms
+
+
+def check_norms(bad: int, count: int, name: str, dtype: torch.dtype) -> None:
+    """Raise :class:`NumericalError` if ``bad`` of ``count`` rows are not finite."""
+    if bad:
+        kind = "float16" if dtype == torch.float16 else "float32"
         raise NumericalError(
-            f"{bad} of {len(norms)} rows of the {name} features hold NaN, infinity or a value too large for "
-            f"float32. The network has probably diverged: check the loss and the learning rate."
+            f"{bad} of {count} rows of the {name} features hold NaN, infinity or a value too large for "
+            f"{kind}. The network has probably diverged: check the loss and the learning rate."
         )
+
+
+def reciprocal(norms: Tensor) -> Tensor:
+    """Return the factors that bring rows of these lengths to length 1."""
     # 1e-12 as torch's normalize: below it, the squares in the norm have long underflowed.
     return norms.clamp_min(1e-12).reciprocal()
 

@@ -7,6 +7,8 @@ index. Keys are distinct, and a larger key is a more similar neighbour or, of eq
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -48,13 +50,34 @@ def _chunk_keys(similarity: Tensor, index: Tensor, k: int) -> Tensor:
         return _keys(similarity, index.expand_as(similarity))
     # Keys of all n columns cost several times the product that made them. So: topk in floats, keys of the
     # survivors, and only the rows whose k-th value equals the next one are ranked by full keys.
-    values, columns = similarity.topk(k + 1, dim=1)
+    values, columns = _top_values(similarity, k + 1)
     keys = _keys(values[:, :k], index[columns[:, :k]])
     tied = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
     if len(tied) > 0:
         rows = similarity[tied]
         keys[tied] = _keys(rows, index.expand_as(rows)).topk(k, dim=1).values
     return keys
+
+
+def _top_values(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest values of each row and their columns, as topk does, in two thirds of its time.
+
+    The columns form a grid of equally many groups per row. What is left out of the k groups with the largest
+    maxima is no larger than k values that are in them.
+    """
+    n = similarity.shape[1]
+    size = 1 << max(0, round(math.log2(n / k) / 2))  # of a group; as many maxima as candidates
+    groups = n // size
+    if size < 4 or similarity.device.type != "cpu":
+        return similarity.topk(k, dim=1)
+    grid = similarity[:, : groups * size].unflatten(1, (size, groups))
+    chosen = grid.amax(dim=1).topk(k, dim=1, sorted=False).indices
+    candidates = grid.gather(2, chosen.unsqueeze(1).expand(-1, size, -1)).flatten(1)
+    if groups * size < n:  # fewer columns than there are groups belong to none
+        candidates = torch.cat([candidates, similarity[:, groups * size :]], dim=1)
+    values, place = candidates.topk(k, dim=1)
+    columns = chosen.gather(1, place % k) + groups * (place // k)
+    return values, torch.where(place < size * k, columns, place + (groups - k) * size)
 
 
 def _keys(similarity: Tensor, index: Tensor) -> Tensor:

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
+from mmcl_lightning.metrics._neighbours import (
+    BANK_CHUNK_SIZE,
+    CHUNK_SIZE,
+    add_votes,
+    nearest,
+    rank_of_target,
+)
 from mmcl_lightning.metrics._rows import float32_rows, inverse_norms, without_autocast
-from mmcl_lightning.metrics._topk import merge_top_k, no_neighbours, split_keys
 
 __all__ = ["KNN_PROTOCOLS", "KNNProtocol", "effective_k", "knn_accuracy", "knn_predict", "knn_scores"]
-
-# Queries and bank rows per block: 128 MiB of similarities. On a CPU larger blocks gain nothing, and smaller
-# ones cost merges.
-_CHUNK_SIZE = 1024
-_BANK_CHUNK_SIZE = 32768
 
 
 def _check_options(k: int, temperature: float, *sizes: int) -> None:
@@ -101,8 +102,8 @@ def knn_scores(
     k: int = 200,
     temperature: float = 0.5,
     normalize: bool = True,
-    chunk_size: int = _CHUNK_SIZE,
-    bank_chunk_size: int = _BANK_CHUNK_SIZE,
+    chunk_size: int = CHUNK_SIZE,
+    bank_chunk_size: int = BANK_CHUNK_SIZE,
 ) -> Tensor:
     r"""Score each class by its weighted votes among the k most similar rows of the bank.
 
@@ -147,8 +148,8 @@ def knn_scores(
     with without_autocast(query.device):
         for start in range(0, len(query), chunk_size):
             rows = float32_rows(query[start : start + chunk_size], normalize, "query")
-            keys = _nearest(rows, bank, scale, bank_labels, k, bank_chunk_size)
-            _add_votes(scores[start : start + chunk_size], keys, labels, temperature)
+            keys = nearest(rows, bank, scale, bank_labels, None, k, bank_chunk_size)
+            add_votes(scores[start : start + chunk_size], keys, labels, temperature)
     return scores
 
 
@@ -178,8 +179,8 @@ def knn_accuracy(
     num_classes: int,
     protocol: KNNProtocol = KNN_PROTOCOLS["mmcl_paper"],
     *,
-    chunk_size: int = _CHUNK_SIZE,
-    bank_chunk_size: int = _BANK_CHUNK_SIZE,
+    chunk_size: int = CHUNK_SIZE,
+    bank_chunk_size: int = BANK_CHUNK_SIZE,
 ) -> dict[str, float]:
     """Return the shares of labelled queries whose class is first, and among the first five.
 
@@ -222,48 +223,8 @@ def knn_accuracy(
         chunk_size=chunk_size,
         bank_chunk_size=bank_chunk_size,
     )
-    rank = _rank_of_target(scores, targets)
+    rank = rank_of_target(scores, targets)
     return {f"top{m}": (rank < m).double().mean().item() for m in (1, 5)}
-
-
-def _nearest(
-    rows: Tensor, bank: Tensor, scale: Tensor | None, bank_labels: Tensor, k: int, bank_chunk_size: int
-) -> Tensor:
-    best = no_neighbours(len(rows), rows.device)
-    for start in range(0, len(bank), bank_chunk_size):
-        stop = start + bank_chunk_size
-        index = start + (bank_labels[start:stop] >= 0).nonzero().squeeze(1)
-        if len(index) == 0:
-            continue
-        chunk = bank[start:stop]
-        if len(index) < len(chunk):
-            chunk = chunk[(index - start).to(chunk.device)]
-        similarity = rows @ chunk.to(rows.device).float().T
-        if scale is not None:
-            # Scaling the products, not the bank: a float32 bank is used in place, at every query block.
-            similarity *= scale[index.to(scale.device)].to(rows.device)
-        best = merge_top_k(best, similarity, index.to(rows.device), k)
-    return best
-
-
-def _add_votes(scores: Tensor, keys: Tensor, labels: Tensor, temperature: float) -> None:
-    similarity, index = split_keys(keys)
-    # Keys are in falling order, so column 0 is the nearest: its weight is 1 and no weight overflows. One
-    # that underflows stays a vote.
-    weights = ((similarity - similarity[:, :1]) / temperature).exp()
-    weights = weights.clamp_min(torch.finfo(weights.dtype).tiny)
-    row = torch.arange(len(keys), device=keys.device).unsqueeze(1)
-    cell = row * scores.shape[1] + labels[index]
-    # In one dimension scatter_add_ has a deterministic form on CUDA.
-    scores.view(-1).scatter_add_(0, cell.reshape(-1), weights.reshape(-1))
-
-
-def _rank_of_target(scores: Tensor, targets: Tensor) -> Tensor:
-    target_score = scores.gather(1, targets.unsqueeze(1))
-    lower_class = torch.arange(scores.shape[1], device=scores.device) < targets.unsqueeze(1)
-    ahead = (scores > target_score) | ((scores == target_score) & lower_class)
-    voted = target_score.squeeze(1) > 0
-    return torch.where(voted, ahead.sum(dim=1), torch.iinfo(torch.int64).max)
 
 
 def _check_shapes(query: Tensor, bank: Tensor, bank_labels: Tensor) -> None:

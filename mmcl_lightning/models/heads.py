@@ -12,10 +12,12 @@ __all__ = ["ProjectionHead"]
 class ProjectionHead(nn.Module):
     """Multi-layer perceptron ``h -> z`` with ReLU between its layers; ``z`` is not normalised.
 
-    The loss brings ``z`` to unit length. The two heads of MMCL (Shah et al., AAAI 2022, published code):
+    The loss brings ``z`` to unit length. The two heads of MMCL (Shah et al., AAAI 2022, published code), and
+    that of MoCo v2:
 
     * :meth:`imagenet`: Linear 2048-2048, BN, ReLU, Linear 2048-128, BN whose bias stays 0; no other bias.
     * :meth:`cifar` (also STL-10): Linear 2048-512, BN, ReLU, Linear 512-128 with a bias.
+    * :meth:`moco`: Linear 2048-2048, ReLU, Linear 2048-128, both with a bias.
 
     A linear layer before a batch norm has no bias, because the batch norm would remove it.
 
@@ -79,6 +81,13 @@ class ProjectionHead(nn.Module):
     def cifar(cls, input_dim: int = 2048, hidden_dim: int = 512, output_dim: int = 128) -> ProjectionHead:
         """Build the head of the paper's CIFAR-100 and STL-10 runs: the last layer has a bias, no norm."""
         return cls(input_dim, hidden_dim, output_dim, last_batch_norm=False)
+
+    @classmethod
+    def moco(
+        cls, input_dim: int = 2048, hidden_dim: int | None = None, output_dim: int = 128
+    ) -> ProjectionHead:
+        """Build the head of MoCo v2 (Chen et al. 2020): no batch norm; the hidden layer is as wide as h."""
+        return cls(input_dim, hidden_dim or input_dim, output_dim, batch_norm=False)
 
     def forward(self, h: Tensor) -> Tensor:
         """Map representations ``(B, input_dim)`` to un-normalised projections ``(B, output_dim)``."""

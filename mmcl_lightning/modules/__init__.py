@@ -1,7 +1,23 @@
 """LightningModules: wiring of backbone, projection head, loss and optimisation."""
 
+from mmcl_lightning.modules.classifier import ClassifierModule
 from mmcl_lightning.modules.contrastive import ContrastiveModule
+from mmcl_lightning.modules.evaluation import FineTune, LinearEvaluation
+from mmcl_lightning.modules.export import export_backbone
 from mmcl_lightning.modules.mmcl import MMCL
+from mmcl_lightning.modules.moco import MoCo
+from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS, EvaluationProtocol
 from mmcl_lightning.modules.simclr import SimCLR
 
-__all__ = ["MMCL", "ContrastiveModule", "SimCLR"]
+__all__ = [
+    "EVALUATION_PROTOCOLS",
+    "MMCL",
+    "ClassifierModule",
+    "ContrastiveModule",
+    "EvaluationProtocol",
+    "FineTune",
+    "LinearEvaluation",
+    "MoCo",
+    "SimCLR",
+    "export_backbone",
+]

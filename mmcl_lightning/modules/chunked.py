@@ -25,8 +25,8 @@ __all__ = ["encode_in_chunks"]
 
 def encode_in_chunks(
     encode: Callable[[Tensor], Tensor], views: list[Tensor], chunk_size: int, modules: list[nn.Module]
-) -> tuple[Tensor, Tensor]:
-    """Project two views, ``chunk_size`` images with both views at a time.
+) -> tuple[Tensor, ...]:
+    """Project views, ``chunk_size`` images with all their views at a time.
 
     Batch norm sees a chunk as its batch, so its statistics, and with them the gradient, differ from those of
     one pass unless it is frozen or replaced; running statistics move once per chunk. Random states are
@@ -34,12 +34,12 @@ def encode_in_chunks(
 
     Args:
         encode: From images ``(b, 3, H, W)`` to projections ``(b, D)``.
-        views: Two views, each ``(B, 3, H, W)``.
-        chunk_size: Images per chunk, >= 1; each brings two views.
+        views: Views of the same images, each ``(B, 3, H, W)``; two in most losses.
+        chunk_size: Images per chunk, >= 1; each brings all its views.
         modules: What ``encode`` runs through, to keep running statistics from moving twice.
 
     Returns:
-        Projections of both views, each ``(B, D)``.
+        Projections of each view, ``(B, D)``.
     """
 
     def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
@@ -48,9 +48,8 @@ def encode_in_chunks(
     parts = []
     for chunk in zip(*(torch.split(view, chunk_size) for view in views), strict=True):
         z = checkpoint(encode, torch.cat(chunk), use_reentrant=False, context_fn=contexts)
-        parts.append(z.chunk(2))
-    z0, z1 = (torch.cat(part) for part in zip(*parts, strict=True))
-    return z0, z1
+        parts.append(z.chunk(len(views)))
+    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
 
 @contextlib.contextmanager

@@ -30,16 +30,17 @@ class ContrastiveModule(LightningModule):
     A batch is ``views, targets = batch[0], batch[1]`` with views a list of two tensors ``(B, 3, H, W)``;
     targets are not used. Both views pass the backbone in one forward, so batch norm sees them together.
     A checkpoint holds ``backbone.*`` and ``projection_head.*`` and rebuilds the module by itself:
-    ``load_from_checkpoint(path)``; what was a live ``nn.Module`` has to be passed again.
+    ``load_from_checkpoint(path)``; a backbone or head that was a live ``nn.Module`` has to be passed again.
 
     Args:
-        criterion: Loss, called as ``criterion(z0, z1)`` on un-normalised projections ``(B, D)``.
+        criterion: Loss, called as ``criterion(z0, z1)`` on un-normalised projections ``(B, D)``: any of
+            :mod:`mmcl_lightning.losses`; in YAML a name or a ``class_path`` with ``init_args``.
         backbone: A name (``"resnet50"``, ``"timm:vit_small_patch16_224"``, ``"conv4"``, see
             :func:`~mmcl_lightning.models.build_backbone`) or a module from images to ``(B, F)``.
         cifar_stem: Give a ResNet the stem for images of 32 to 64 pixels.
-        projection_head: ``"imagenet"`` or ``"cifar"`` for the paper's two heads, or a module from
+        projection_head: ``"imagenet"`` or ``"cifar"`` for the paper's two heads, ``"moco"``, or a module from
             ``(B, F)`` to ``(B, D)``.
-        hidden_dim: Width of a named head's hidden layer; ``None`` for the paper's (2048 or 512).
+        hidden_dim: Width of a named head's hidden layer; ``None`` for the paper's (2048 or 512; moco: F).
         output_dim: Width D of a named head's projection.
         optimizer: Called with parameter groups; in YAML a ``class_path`` with ``init_args``.
             ``None`` for Adam with lr 1e-3 and weight decay 1e-6, the paper's choice for small sets.
@@ -65,7 +66,7 @@ class ContrastiveModule(LightningModule):
         criterion: ContrastiveLoss,
         backbone: str | nn.Module = "resnet50",
         cifar_stem: bool = False,
-        projection_head: Literal["imagenet", "cifar"] | nn.Module = "imagenet",
+        projection_head: Literal["imagenet", "cifar", "moco"] | nn.Module = "imagenet",
         hidden_dim: int | None = None,
         output_dim: int = 128,
         optimizer: OptimizerCallable | None = None,
@@ -91,7 +92,7 @@ class ContrastiveModule(LightningModule):
         self.projection_head = _head(
             from_spec(projection_head, nn.Module, "projection_head"), self.backbone, hidden_dim, output_dim
         )
-        self.criterion = from_spec(criterion, ContrastiveLoss, "criterion")  # type: ignore[type-abstract]
+        self.criterion = from_spec(criterion, ContrastiveLoss, "criterion")
         self.optimizer: OptimizerCallable = from_spec(optimizer, torch.optim.Optimizer, "optimizer")
         if self.optimizer is None:
             self.optimizer = functools.partial(torch.optim.Adam, lr=1e-3, weight_decay=1e-6)
@@ -171,24 +172,27 @@ class ContrastiveModule(LightningModule):
         if not isinstance(views, list | tuple) or len(views) != 2:
             got = f"{len(views)} views" if isinstance(views, list | tuple) else type(views).__name__
             raise ShapeError(f"a batch must start with a list of two views, each (B, 3, H, W); got {got}")
-        z0, z1 = self._project(list(views))
         try:
-            loss: Tensor = self.criterion(z0, z1)
+            return self._loss(list(views))
         except NumericalError as error:
             where = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
             raise NumericalError(f"{where} step {self.global_step}: {error}") from error
+
+    def _loss(self, views: list[Tensor]) -> Tensor:
+        """Loss of two views; a module with another way from views to a loss has its own."""
+        z0, z1 = self._project(views)
+        loss: Tensor = self.criterion(z0, z1)
         return loss
 
-    def _project(self, views: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the projections of both views, each ``(B, D)``."""
+    def _project(self, views: list[Tensor]) -> tuple[Tensor, ...]:
+        """Return the projections of the views, each ``(B, D)``."""
 
         def encode(images: Tensor) -> Tensor:
             z: Tensor = self.projection_head(self.backbone(images))
             return z
 
         if self.chunk_size is None or not torch.is_grad_enabled():
-            z0, z1 = encode(torch.cat(views)).chunk(2)
-            return z0, z1
+            return encode(torch.cat(views)).chunk(len(views))
         return encode_in_chunks(encode, views, self.chunk_size, [self.backbone, self.projection_head])
 
     def _global_batch_size(self) -> int:
@@ -236,4 +240,6 @@ def _head(head: str | nn.Module, backbone: nn.Module, hidden_dim: int | None, ou
         return ProjectionHead.imagenet(feature_dim(backbone), hidden_dim or 2048, output_dim)
     if head == "cifar":
         return ProjectionHead.cifar(feature_dim(backbone), hidden_dim or 512, output_dim)
-    raise ConfigError(f"projection_head must be 'imagenet', 'cifar' or a module, got {head!r}")
+    if head == "moco":
+        return ProjectionHead.moco(feature_dim(backbone), hidden_dim, output_dim)
+    raise ConfigError(f"projection_head must be 'imagenet', 'cifar', 'moco' or a module, got {head!r}")

@@ -58,8 +58,8 @@ class MMCL(ContrastiveModule):
         **kwargs: Any,
     ):
         criterion = MMCLLoss(
-            from_spec(kernel, Kernel, "kernel"),  # type: ignore[type-abstract]
-            from_spec(solver, Solver, "solver"),  # type: ignore[type-abstract]
+            from_spec(kernel, Kernel, "kernel"),
+            from_spec(solver, Solver, "solver"),
             C,
             reg,
             negatives=negatives,

@@ -1,8 +1,8 @@
 """Plain descriptions of options, so that a checkpoint can rebuild a module that was built in Python.
 
-A checkpoint is read with ``weights_only=True``, which admits numbers, strings and containers only. Kernels,
-solvers and optimizer factories are therefore stored as ``{"class_path": ..., "init_args": ...}``, the form
-that a YAML configuration has too.
+A checkpoint is read with ``weights_only=True``, which admits numbers, strings and containers only. Losses,
+kernels, solvers and optimizer factories are therefore stored as ``{"class_path": ..., "init_args": ...}``,
+the form that a YAML configuration has too.
 """
 
 from __future__ import annotations
@@ -15,16 +15,24 @@ from typing import Any, TypeVar
 from torch import nn
 
 from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.kernels import Kernel
+from mmcl_lightning.losses import ContrastiveLoss
+from mmcl_lightning.svm import Solver
 
 __all__ = ["from_spec", "to_spec"]
 
 T = TypeVar("T")
+
+#: What may stand inside of another description. Not any class: a checkpoint must not call what it likes.
+_PARTS = (Kernel, Solver)
 
 
 def to_spec(value: Any) -> Any:
     """Describe a value in plain data; a live module or function becomes a note that says what it was."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"class_path": _path(type(value)), "init_args": to_spec(_fields(value))}
+    if isinstance(value, ContrastiveLoss):
+        return _loss_spec(value)
     if isinstance(value, functools.partial) and not value.args:
         return {"class_path": _path(value.func), "init_args": to_spec(value.keywords)}
     if isinstance(value, type):  # an optimizer class, called with its own defaults
@@ -33,18 +41,19 @@ def to_spec(value: Any) -> Any:
         return {key: to_spec(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_spec(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, float):
+        return float(value)  # also one of NumPy, whose scalars a checkpoint cannot hold
+    if value is None or isinstance(value, bool | int | str):
         return value
-    kind = type(value) if isinstance(value, nn.Module) or not callable(value) else value
-    return {"live_object": _path(kind)}
+    return _note(value)
 
 
-def from_spec(value: Any, base: type[T], option: str) -> Any:
+def from_spec(value: Any, base: type[T] | tuple[type, ...], option: str) -> Any:
     """Rebuild what :func:`to_spec` described; anything else is returned as it is.
 
     Args:
         value: A description, or a live object.
-        base: Class that the described class must derive from.
+        base: Class, or several to choose from, that the described class must derive from.
         option: Name of the option, for the message.
 
     Returns:
@@ -60,17 +69,40 @@ def from_spec(value: Any, base: type[T], option: str) -> Any:
             f"the checkpoint was made with a live object for {option} ({value['live_object']}), which it "
             f"cannot hold: pass it again, as in load_from_checkpoint(path, {option}=...)"
         )
+    kinds = base if isinstance(base, tuple) else (base,)
+    wanted = " or ".join(kind.__name__ for kind in kinds)
     if "class_path" not in value:
-        raise ConfigError(f"{option} must be a {base.__name__} or have a class_path, got {value}")
+        raise ConfigError(f"{option} must be a {wanted} or have a class_path, got {value}")
     module, _, name = value["class_path"].rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
         raise ConfigError(f"{option}: {value['class_path']} cannot be imported ({error})") from error
-    if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise ConfigError(f"{option}: {value['class_path']} is no {base.__name__}")
-    factory = functools.partial(cls, **value.get("init_args", {}))
+    if not (isinstance(cls, type) and issubclass(cls, kinds)):
+        raise ConfigError(f"{option}: {value['class_path']} is no {wanted}")
+    arguments = {
+        key: from_spec(part, _PARTS, option) if _is_spec(part) else part
+        for key, part in value.get("init_args", {}).items()
+    }
+    factory = functools.partial(cls, **arguments)
     return factory if option == "optimizer" else factory()
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, dict) and ("class_path" in value or "live_object" in value)
+
+
+def _loss_spec(loss: ContrastiveLoss) -> dict[str, Any]:
+    try:
+        options = loss.options()
+    except ConfigError:  # a loss of the user that does not keep its arguments
+        return _note(loss)
+    return {"class_path": _path(type(loss)), "init_args": to_spec(options)}
+
+
+def _note(value: Any) -> dict[str, Any]:
+    kind = type(value) if isinstance(value, nn.Module) or not callable(value) else value
+    return {"live_object": _path(kind)}
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from mmcl_lightning.transforms.base import ImageTransform, MultiView
 from mmcl_lightning.transforms.blur import SquareGaussianBlur
-from mmcl_lightning.transforms.evaluation import EvalTransform
+from mmcl_lightning.transforms.evaluation import CentralCrop, EvalTransform
 from mmcl_lightning.transforms.simclr import CIFAR_MEAN, CIFAR_STD, SimCLRTransform
 
 __all__ = [
     "CIFAR_MEAN",
     "CIFAR_STD",
+    "CentralCrop",
     "EvalTransform",
     "ImageTransform",
     "MultiView",

@@ -22,6 +22,11 @@ class ImageTransform(ABC):
     A plain class, so that a config may name any subclass by ``class_path`` and ``init_args``.
     """
 
+    @property
+    def statistics(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and std that the output is normalised with, each ``(3, 1, 1)``; None where it is in [0, 1]."""
+        return getattr(self, "_statistics", None)
+
     @abstractmethod
     def __call__(self, image: Image.Image) -> Tensor:
         """Transform one image.

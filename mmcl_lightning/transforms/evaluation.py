@@ -1,4 +1,4 @@
-"""The deterministic transform that readouts, probes and predictions use."""
+"""The deterministic transforms that readouts, evaluations and predictions use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms.base import ImageTransform, check_statistics, image_to_tensor
 from mmcl_lightning.transforms.simclr import CIFAR_MEAN, CIFAR_STD
 
-__all__ = ["EvalTransform"]
+__all__ = ["CentralCrop", "EvalTransform"]
 
 
 class EvalTransform(ImageTransform):
@@ -85,3 +85,44 @@ class EvalTransform(ImageTransform):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(resize={self.resize}, crop={self.crop})"
+
+
+class CentralCrop(ImageTransform):
+    """Cut the centre, a fraction of each side, and resize it to a square, whatever its aspect was.
+
+    The evaluation of SimCLR and of the paper's ImageNet code; :class:`EvalTransform` keeps the aspect.
+
+    Args:
+        size: Height and width of the result in pixels.
+        fraction: Share of each side that is kept, in (0, 1].
+        mean: Per-channel mean in units of [0, 1], or None.
+        std: Per-channel standard deviation, or None. With both None, images stay in [0, 1].
+    """
+
+    def __init__(
+        self,
+        size: int = 224,
+        fraction: float = 0.875,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
+    ) -> None:
+        if size < 1:
+            raise ConfigError(f"size must be at least 1 pixel, got {size}")
+        if not 0 < fraction <= 1:
+            raise ConfigError(f"fraction is a share of each side in (0, 1], got {fraction}")
+        self.size = size
+        self.fraction = fraction
+        self._statistics = check_statistics(mean, std)
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Return a float32 tensor of shape ``(3, size, size)``."""
+        width, height = (max(1, int(self.fraction * side)) for side in image.size)
+        left, top = (image.size[0] - width) // 2, (image.size[1] - height) // 2
+        image = image.crop((left, top, left + width, top + height))
+        pixels = image_to_tensor(image.resize((self.size, self.size), Image.Resampling.BICUBIC))
+        if self._statistics is not None:
+            pixels.sub_(self._statistics[0]).div_(self._statistics[1])
+        return pixels
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(size={self.size}, fraction={self.fraction})"

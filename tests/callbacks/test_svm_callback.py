@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,33 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from runs import Plain, events, image_loader, mmcl, scalars, shapes, trainer
-from torch import Tensor
+from runs import FlatNet, Plain, events, image_loader, mmcl, scalars, shapes, trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from mmcl_lightning.callbacks import SVMSolverCallback, Throughput
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import MMCLLoss
 from mmcl_lightning.losses.max_margin import svm_stats
-from mmcl_lightning.svm import ProjectedGradient
+from mmcl_lightning.svm import Exact, ProjectedGradient
 
-LOGGED = ("sv_fraction", "bound_fraction", "margin", "kkt_residual", "duality_gap", "steps")
+LOGGED = (
+    "sv_fraction",
+    "zero_fraction",
+    "free_fraction",
+    "bound_fraction",
+    "margin",
+    "kkt_residual",
+    "duality_gap",
+    "steps",
+    "negatives",
+)
+SHARES = (
+    "false_negative_base_rate",
+    "false_negative_share",
+    "false_negative_share_by_alpha",
+    "bound_false_negative_share",
+)
 
 
 class Stats(Callback):
@@ -147,3 +165,110 @@ def test_throughput_on_the_module_of_a_user(tmp_path: Path) -> None:
     trainer(tmp_path, Throughput(), log=True).fit(Plain())
     assert all(value > 0 for _, value in scalars(tmp_path, "time/images_per_second"))
     assert len(image_loader(3, seed=0)) == 1
+
+
+class Shares(Callback):
+    """Shares of false negatives of every step, pair by pair."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        problem, alpha = pl_module.criterion.last_problem, pl_module.criterion.last_solution.alpha
+        labels, C = batch[1].tolist(), pl_module.criterion.C
+        groups: dict[str, list[tuple[float, bool]]] = {name: [] for name in SHARES}
+        for b in range(problem.B):
+            anchor = labels[int(problem.positive[b]) % len(labels)]
+            for j in range(problem.n):
+                label = labels[j % len(labels)]
+                if j in problem.excluded[b].tolist() or -1 in (anchor, label):
+                    continue
+                weight, same = float(alpha[b, j]), anchor == label
+                groups["false_negative_base_rate"].append((1.0, same))
+                if weight > 1e-6:
+                    groups["false_negative_share"].append((1.0, same))
+                    groups["false_negative_share_by_alpha"].append((weight, same))
+                if weight > C - 1e-5:
+                    groups["bound_false_negative_share"].append((1.0, same))
+        self.steps.append(
+            {
+                name: sum(w for w, same in group if same) / sum(w for w, _ in group)
+                for name, group in groups.items()
+                if group
+            }
+        )
+
+
+@pytest.mark.parametrize("options", [{}, {"symmetric": True}, {"negatives": "one"}])
+def test_shares_of_false_negatives_are_those_of_the_step(options: dict[str, Any], tmp_path: Path) -> None:
+    shares = Shares()
+    module = mmcl(C=0.05, solver=Exact(), **options)
+    runner = trainer(tmp_path, shares, log=True, log_every_n_steps=2)
+    runner.fit(module, shapes(train_size=64, batch_size=16))
+    for name in SHARES:
+        logged = scalars(tmp_path, f"svm/{name}")
+        assert [step for step, _ in logged] == [1, 3]
+        assert [value for _, value in logged] == pytest.approx([shares.steps[step][name] for step in (1, 3)])
+    assert 0 < shares.steps[1]["false_negative_share"] < 1
+
+
+class Relabelled(DataLoader[Any]):
+    """The batches of shapes with other labels, or without any."""
+
+    def __init__(self, labels: Any) -> None:
+        super().__init__(shapes().train_dataloader().dataset, batch_size=8)
+        self.labels = labels
+
+    def __iter__(self) -> Any:
+        for views, targets in super().__iter__():
+            yield (views,) if self.labels is None else (views, self.labels(targets))
+
+
+@pytest.mark.parametrize(
+    "labels", [None, lambda y: torch.full_like(y, -1), lambda y: y.float(), lambda y: y[:3]]
+)
+def test_without_labels_no_share_is_logged(labels: Any, tmp_path: Path) -> None:
+    trainer(tmp_path, log=True).fit(mmcl(C=0.05, solver=Exact()), Relabelled(labels))
+    tags = events(tmp_path).Tags()["scalars"]
+    assert "svm/bound_fraction" in tags
+    assert not any("false_negative" in tag for tag in tags)
+
+
+def test_partly_labelled_batches_count_their_labelled_pairs(tmp_path: Path) -> None:
+    shares = Shares()
+    some = Relabelled(lambda y: torch.where(torch.arange(len(y)) < 5, y % 2, -1))
+    trainer(tmp_path, shares, log=True).fit(mmcl(C=0.05, solver=Exact()), some)
+    for name in SHARES[:3]:
+        logged = [value for _, value in scalars(tmp_path, f"svm/{name}")]
+        assert logged == pytest.approx([step[name] for step in shares.steps])
+
+
+def still(gather: bool = True) -> Any:
+    """A network that does not move, so that processes see what one process sees."""
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    module = mmcl(
+        backbone=FlatNet(),
+        projection_head=head,
+        optimizer=functools.partial(torch.optim.SGD, lr=0.0),
+        C=0.3,
+        solver=Exact(tol=1e-6),
+    )
+    module.criterion.gather = gather
+    return module
+
+
+@pytest.mark.parametrize("gather", [True, False])
+def test_two_processes_log_what_one_logs(gather: bool, tmp_path: Path) -> None:
+    trainer(tmp_path / "one", log=True).fit(still(), shapes(batch_size=16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        two = trainer(tmp_path / "two", log=True, devices=2, strategy="ddp_fork")
+        two.fit(still(gather), shapes(batch_size=8))
+    for name in (*LOGGED, *SHARES):
+        one, two_ = (scalars(tmp_path / run, f"svm/{name}") for run in ("one", "two"))
+        assert [step for step, _ in two_] == [step for step, _ in one] == [0, 1]
+        if gather and name not in ("kkt_residual", "duality_gap", "steps"):  # those of float32 rounding
+            assert [value for _, value in two_] == pytest.approx([value for _, value in one], rel=1e-4), name
+    if not gather:
+        assert scalars(tmp_path / "two", "svm/negatives")[0][1] == 14

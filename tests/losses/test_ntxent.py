@@ -7,6 +7,7 @@ import torch
 from helpers import Memory, make_views, randn
 
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
+from mmcl_lightning.kernels import RBF, Polynomial, Tanh
 from mmcl_lightning.losses import NTXentLoss
 
 
@@ -98,6 +99,23 @@ def test_memory_grows_with_the_square_of_the_batch() -> None:
         assert memory.largest <= 4 * (2 * images) ** 2
         peaks.append(memory.peak)
     assert peaks[1] <= 4.5 * peaks[0]
+
+
+def test_the_kernel_is_the_similarity() -> None:
+    views = make_views(6, 4, noise=1.0, seed=11)
+    cosine = NTXentLoss(0.3)(*views)
+    torch.testing.assert_close(NTXentLoss(0.3, kernel=Polynomial(1, offset=0.0))(*views), cosine)
+    # tanh(x) is x where x is small
+    nearly = NTXentLoss(0.3e-4, kernel=Tanh(gamma=1e-4))(*views)
+    torch.testing.assert_close(nearly, cosine, rtol=1e-7, atol=0)
+    assert abs(NTXentLoss(0.3, kernel=Tanh(gamma=1.0))(*views) - cosine) > 0.01
+
+
+def test_the_median_width_is_taken_from_the_candidates() -> None:
+    views = make_views(6, 4, noise=1.0, seed=12)
+    kernel = RBF(gamma="median")
+    expected = NTXentLoss(kernel=kernel.fit(torch.cat(views)))(*views)
+    assert NTXentLoss(kernel=kernel)(*views) == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])

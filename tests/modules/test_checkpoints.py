@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers import BASELINES
 from lightning.pytorch.callbacks import ModelCheckpoint
 from runs import TINY, FlatNet, mmcl, shapes, simclr, trainer
 
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import RBF, Intersection, Linear, Polynomial, Tanh
-from mmcl_lightning.losses import MMCLLoss, NTXentLoss
+from mmcl_lightning.losses import ContrastiveLoss, MMCLLoss, NTXentLoss
 from mmcl_lightning.modules import MMCL, ContrastiveModule, SimCLR
 from mmcl_lightning.optim import LARS
 from mmcl_lightning.svm import Exact, Inverse, ProjectedGradient
@@ -82,14 +84,47 @@ def test_simclr_built_in_python(tmp_path: Path) -> None:
     assert torch.equal(representation(loaded), representation(module))
 
 
-def test_contrastive_module_needs_its_loss_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        *BASELINES,
+        MMCLLoss(C=2.0),
+        MMCLLoss(Tanh(gamma=0.5), ProjectedGradient(max_steps=5), C=1.0, symmetric=True),
+        MMCLLoss(RBF(gamma="median"), Exact(rho=0.5), reg=0.2, negatives="one", drop_at_bound=True),
+    ],
+    ids=repr,
+)
+def test_contrastive_module_brings_its_loss(criterion: ContrastiveLoss, tmp_path: Path) -> None:
     torch.manual_seed(0)
+    module = ContrastiveModule(copy.deepcopy(criterion), **TINY)
+    path = saved(tmp_path, module)
+    loaded = ContrastiveModule.load_from_checkpoint(path)
+    assert type(loaded.criterion) is type(criterion)
+    assert loaded.criterion.options() == criterion.options()
+    assert torch.equal(representation(loaded), representation(module))
+    saved(tmp_path, loaded)  # and it trains on
+
+
+def test_a_loss_can_be_changed_on_load(tmp_path: Path) -> None:
     module = ContrastiveModule(MMCLLoss(C=2.0), **TINY)
     path = saved(tmp_path, module)
-    with pytest.raises(ConfigError, match=r"live object for criterion .*MMCLLoss.*criterion=\.\.\."):
-        ContrastiveModule.load_from_checkpoint(path)
     loaded = ContrastiveModule.load_from_checkpoint(path, criterion=NTXentLoss(0.2))
+    assert loaded.criterion.options() == NTXentLoss(0.2).options()
     assert torch.equal(representation(loaded), representation(module))
+
+
+class Forgetful(NTXentLoss):
+    """Does not keep its argument under its name."""
+
+    def __init__(self, sharpness: float) -> None:
+        super().__init__(1 / sharpness)
+
+
+def test_a_loss_that_does_not_keep_its_arguments_is_passed_again(tmp_path: Path) -> None:
+    path = saved(tmp_path, ContrastiveModule(Forgetful(5.0), **TINY))
+    with pytest.raises(ConfigError, match=r"live object for criterion .*Forgetful.*criterion=\.\.\."):
+        ContrastiveModule.load_from_checkpoint(path)
+    assert ContrastiveModule.load_from_checkpoint(path, criterion=Forgetful(5.0)).criterion.temperature == 0.2
 
 
 def test_live_backbone_and_head_are_passed_again(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import BASELINES
 from torch import nn
 
 from mmcl_lightning import ContrastiveModule, MMCLLoss, NTXentLoss
@@ -12,7 +13,7 @@ from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.modules.chunked import encode_in_chunks
 from mmcl_lightning.svm import Exact, ProjectedGradient
 
-LOSSES = (NTXentLoss(), MMCLLoss(), MMCLLoss(solver=Exact()), MMCLLoss(solver=ProjectedGradient()))
+LOSSES = (*BASELINES, MMCLLoss(), MMCLLoss(solver=Exact()), MMCLLoss(solver=ProjectedGradient()))
 
 
 def network(norm: nn.Module, seed: int = 0) -> nn.Sequential:

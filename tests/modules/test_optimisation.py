@@ -114,7 +114,7 @@ def test_a_run_without_end_has_a_constant_rate(tmp_path: Path) -> None:
         ({"lr_schedule": "step"}, "lr_schedule must be 'cosine' or 'constant'"),
         ({"warmup": 1.0}, r"in \[0, 1\), got 1.0"),
         ({"lr_scaling": "log"}, "scaling rule 'log'"),
-        ({"projection_head": "cifra"}, "'imagenet', 'cifar' or a module"),
+        ({"projection_head": "cifra"}, "'imagenet', 'cifar', 'moco' or a module"),
         ({"backbone": "resnet17"}, "Unknown backbone 'resnet17'"),
         ({"C": 0.0}, "C must be > 0"),
         ({"negatives": "none"}, "'both' or 'one'"),

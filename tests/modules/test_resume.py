@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from runs import InterruptedRunError, Recorder, StopAfter, mmcl, shapes, simclr, trainer
+from runs import InterruptedRunError, Recorder, StopAfter, mmcl, moco, shapes, simclr, trainer
 
 from mmcl_lightning.kernels import RBF
 from mmcl_lightning.modules import ContrastiveModule
@@ -22,6 +22,8 @@ SCHEDULED: dict[str, Any] = {"lr_schedule": "cosine", "warmup": 0.2}
 def build(kind: str, seed: int = 0) -> ContrastiveModule:
     if kind == "simclr":
         return simclr(seed, **SCHEDULED)
+    if kind == "moco":
+        return moco(seed, chunk_size=4, **SCHEDULED)
     if kind == "projected gradient":
         solver = ProjectedGradient(start="random", max_steps=20)
         return mmcl(seed, solver=solver, C=3.0, schedule={"C": {1: 3.0, 3: 0.5}}, **SCHEDULED)
@@ -45,7 +47,7 @@ def checkpoint(folder: Path) -> ModelCheckpoint:
     return ModelCheckpoint(folder, save_last=True, save_on_exception=True)
 
 
-@pytest.fixture(params=["inverse", "projected gradient", "simclr"])
+@pytest.fixture(params=["inverse", "projected gradient", "simclr", "moco"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

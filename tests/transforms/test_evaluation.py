@@ -1,4 +1,4 @@
-"""The evaluation transform."""
+"""The evaluation transforms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.transforms import CIFAR_MEAN, CIFAR_STD, EvalTransform
+from mmcl_lightning.transforms import CIFAR_MEAN, CIFAR_STD, CentralCrop, EvalTransform
 
 
 def photo(width: int, height: int) -> Image.Image:
@@ -52,3 +52,24 @@ def test_small_and_long_images_fill_the_crop(size: tuple[int, int]) -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(ConfigError, match="crop must be at least 1 pixel or None, got 0"):
         EvalTransform(crop=0)
+    with pytest.raises(ConfigError, match=r"in \(0, 1\], got 1.5"):
+        CentralCrop(fraction=1.5)
+    with pytest.raises(ConfigError, match="size must be at least 1 pixel, got 0"):
+        CentralCrop(size=0)
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 60), (60, 100), (3, 3)])
+def test_central_crop_equals_torchvision(width: int, height: int) -> None:
+    image = photo(width, height)
+    reference = v2.Compose(
+        [
+            v2.CenterCrop((int(0.875 * height), int(0.875 * width))),
+            v2.Resize((24, 24), interpolation=v2.InterpolationMode.BICUBIC),
+            v2.PILToTensor(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(CIFAR_MEAN, CIFAR_STD),
+        ]
+    )
+    view = CentralCrop(24, mean=CIFAR_MEAN, std=CIFAR_STD)(image)
+    assert view.shape == (3, 24, 24)
+    torch.testing.assert_close(view, reference(image))

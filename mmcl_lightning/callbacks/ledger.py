@@ -1,0 +1,205 @@
+"""The callback that writes the record of a run when it ends."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.loggers.logger import Logger
+
+from mmcl_lightning import ledger
+from mmcl_lightning.ledger import Metric, Record
+from mmcl_lightning.losses import MMCLLoss
+
+__all__ = ["Ledger"]
+
+_SMALLER = ("loss", "residual", "gap", "seconds")  # parts of the names of metrics that should be small
+_PLACES = ("logger", "default_root_dir", "callbacks", "enable_progress_bar")  # say where and how it shows
+
+
+class Ledger(Callback):
+    """Write ``ledger.json`` when a fit ends: what ran, on what, and every logged number.
+
+    The command line adds one to every run; ``mmcl report`` turns a folder of them into a table and a plot.
+    A resumed run continues its record.
+
+    Args:
+        folder: Where to write; ``None`` for the logger's folder.
+
+    Reads:
+        Everything that is logged; ``protocol_texts`` of the callbacks that have them; the datamodule's
+        ``fingerprint()``.
+
+    Writes:
+        ``ledger.json``, on the first process: status ``finished``, ``interrupted``, or ``failed`` and why.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        self.folder = folder
+        self._recorder = _Recorder()
+        self._before = 0.0  # seconds of the sessions before this one
+        self._start: float | None = None
+        self._started = ""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Listen to what is logged."""
+        if stage == "fit" and self._recorder not in trainer.loggers:
+            self._recorder.owner, self._recorder.trainer = self, trainer
+            trainer.loggers = [*trainer.loggers, self._recorder]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._start = time.monotonic()
+        self._started = self._started or datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the record of a run that came to its end."""
+        self._write(trainer, pl_module, "finished")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Write the record of a run that broke off, once it had started to train."""
+        if self._start is not None:
+            broken = isinstance(exception, KeyboardInterrupt)
+            reason = str(exception).strip().split("\n")[0] or type(exception).__name__
+            self._write(trainer, pl_module, "interrupted" if broken else f"failed: {reason}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers and the seconds so far."""
+        curves = {name: metric.curve for name, metric in self._recorder.metrics.items()}
+        return {"seconds": self.seconds, "started": self._started, "curves": curves}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take them up."""
+        self._before, self._started = state_dict["seconds"], state_dict["started"]
+        self._recorder.metrics = {
+            name: Metric([list(point) for point in curve], _smaller_is_better(name))
+            for name, curve in state_dict["curves"].items()
+        }
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, over all sessions."""
+        return self._before + (0.0 if self._start is None else time.monotonic() - self._start)
+
+    def _write(self, trainer: Trainer, module: LightningModule, status: str) -> None:
+        if not trainer.is_global_zero:
+            return
+        metrics = {name: metric for name, metric in self._recorder.metrics.items() if metric.curve}
+        speed = metrics.get("time/images_per_second")
+        config = _config(trainer, module)
+        seed = os.environ.get("PL_GLOBAL_SEED")
+        Record(
+            status=status,
+            method=_method(module),
+            config=config,
+            config_hash=ledger.config_hash(config),
+            seed=None if seed is None else int(seed),
+            commit=ledger.commit(),
+            data=_data(trainer),
+            protocols=_protocols(trainer),
+            hardware={**ledger.hardware(), "processes": trainer.world_size},
+            epochs=trainer.current_epoch,
+            steps=trainer.global_step,
+            seconds=round(self.seconds, 1),
+            images_per_second=None if speed is None else statistics.median(p[3] for p in speed.curve),
+            peak_memory=ledger.peak_memory(),
+            started=self._started,
+            metrics=metrics,
+            pretraining=_pretraining(module),
+        ).write(Path(self.folder or trainer.log_dir or trainer.default_root_dir) / "ledger.json")
+
+
+class _Recorder(Logger):
+    """A logger that keeps in memory what the others write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner: Ledger | None = None
+        self.trainer: Trainer | None = None
+        self.metrics: dict[str, Metric] = {}
+
+    @property
+    def name(self) -> None:
+        """None: it has no folder."""
+
+    @property
+    def version(self) -> None:
+        """None: it has no folder."""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Keep nothing: the configuration is in the record anyway."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Keep every number but the epoch, which each point has."""
+        assert self.owner is not None  # noqa: PT018
+        assert self.trainer is not None
+        steps = self.trainer.global_step
+        batches = self.trainer.num_training_batches / max(1, self.trainer.accumulate_grad_batches)
+        epochs = steps / batches if batches and batches != float("inf") else 0.0
+        for name, value in metrics.items():
+            if name != "epoch":
+                metric = self.metrics.setdefault(name, Metric(smaller_is_better=_smaller_is_better(name)))
+                metric.curve.append([round(epochs, 3), steps, round(self.owner.seconds, 2), _short(value)])
+
+
+def _short(value: float) -> float:
+    """Six digits: more would be noise, and fill the file."""
+    return float(f"{float(value):.6g}")
+
+
+def _smaller_is_better(name: str) -> bool:
+    return any(part in name for part in _SMALLER)
+
+
+def _config(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+    """Return the configuration of the command line, or the options of the module in other programs."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, SaveConfigCallback):
+            config: dict[str, Any] = yaml.safe_load(callback.parser.dump(callback.config))
+            config["trainer"] = {k: v for k, v in config["trainer"].items() if k not in _PLACES}
+            return {name: value for name, value in config.items() if name != "config"}
+    kind = type(module)
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    return {"model": {"class_path": path, "init_args": dict(module.hparams)}}
+
+
+def _method(module: LightningModule) -> str:
+    criterion = getattr(module, "criterion", None)
+    if isinstance(criterion, MMCLLoss):
+        return f"MMCL, {type(criterion.solver).__name__}"
+    return type(module).__name__ if criterion is None else type(criterion).__name__.removesuffix("Loss")
+
+
+def _data(trainer: Trainer) -> dict[str, Any]:
+    datamodule = getattr(trainer, "datamodule", None)
+    found: dict[str, Any] = {"class": type(datamodule).__name__ if datamodule is not None else None}
+    found["held_out"] = "test" if getattr(datamodule, "validation_subset", None) is None else "validation"
+    if hasattr(datamodule, "fingerprint"):
+        found["fingerprint"] = datamodule.fingerprint()
+    return found
+
+
+def _pretraining(module: LightningModule) -> dict[str, Any] | None:
+    """Return the origin of the weights that an evaluation module reads from ``checkpoint``, if it is known."""
+    checkpoint = getattr(module, "checkpoint", None)
+    if not isinstance(checkpoint, str):
+        return None
+    path = Path(checkpoint).parent.parent / "ledger.json"
+    if not path.is_file():
+        return None
+    record = Record.read(path)
+    return {name: getattr(record, name) for name in ("name", "method", "config", "seed", "epochs", "commit")}
+
+
+def _protocols(trainer: Trainer) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        found |= getattr(callback, "protocol_texts", {})
+    return found

@@ -1,0 +1,204 @@
+"""The record that a run leaves behind: what was run, on what, and what came out, as one JSON file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmcl_lightning.errors import DataError
+
+__all__ = ["Metric", "Record", "commit", "config_hash", "hardware", "peak_memory", "read_records"]
+
+_FORMAT = 1
+_NOT_HASHED = {"seed_everything", "ckpt_path"}  # nor the logger: where a run writes does not change it
+
+
+@dataclass
+class Metric:
+    """One logged number over a run.
+
+    Args:
+        curve: Points ``[epochs trained, optimizer steps, seconds since the start, value]``.
+        smaller_is_better: Whether the best value is the smallest.
+    """
+
+    curve: list[list[float]] = field(default_factory=list)
+    smaller_is_better: bool = False
+
+    @property
+    def last(self) -> float:
+        """Value at the end."""
+        return self.curve[-1][3]
+
+    @property
+    def best(self) -> float:
+        """Best value of the run: chosen in hindsight, so not a result."""
+        values = [point[3] for point in self.curve]
+        return min(values) if self.smaller_is_better else max(values)
+
+
+@dataclass
+class Record:
+    """What one run leaves behind.
+
+    Args:
+        status: ``"finished"``, ``"interrupted"`` or ``"failed: REASON"``.
+        label: Name of the variant in a study; empty outside of one.
+        pretraining: Of an evaluation, the method, configuration, seed and epochs of the run that it evaluates,
+            where that run's record lies beside its checkpoint.
+        method: Loss and what it was solved by, in words.
+        config: Resolved configuration, without where it writes.
+        config_hash: Hash of it without the seed: equal for the seeds of one variant.
+        seed: Seed of the run.
+        commit: Commit of the package's checkout, with ``+`` where files were changed; empty without git.
+        data: Class and fingerprint of the data, see ``SSLDataModule.fingerprint``.
+        protocols: How the readouts were taken, by name.
+        hardware: CPU, GPU and versions.
+        epochs: Epochs trained.
+        steps: Optimizer steps.
+        seconds: From the first step to the end, readouts included, over all sessions of a resumed run.
+        images_per_second: Median over the run, readouts excluded; ``None`` without the Throughput callback.
+        peak_memory: Bytes of GPU memory, or of the process where there is no GPU.
+        started: Date and time in UTC, ISO 8601.
+        metrics: Everything logged, by name.
+    """
+
+    status: str
+    method: str
+    config: dict[str, Any]
+    config_hash: str
+    seed: int | None
+    commit: str
+    data: dict[str, Any]
+    protocols: dict[str, str]
+    hardware: dict[str, Any]
+    epochs: int
+    steps: int
+    seconds: float
+    images_per_second: float | None
+    peak_memory: int | None
+    started: str
+    metrics: dict[str, Metric]
+    label: str = ""
+    pretraining: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """What a table calls the run: its label, or else its method."""
+        return self.label or self.method
+
+    def write(self, path: Path) -> None:
+        """Write the record, replacing the file only once the new one is whole."""
+        content = {"ledger": _FORMAT, **asdict(self)}
+        for name, metric in self.metrics.items():
+            content["metrics"][name] |= {"last": metric.last, "best": metric.best}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".tmp")
+        draft.write_text(_compact(content))
+        os.replace(draft, path)
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Read a record.
+
+        Raises:
+            DataError: If the file is no record of this package.
+        """
+        try:
+            content = json.loads(path.read_text())
+            if content.pop("ledger") != _FORMAT:
+                raise DataError(f"{path} has another format: written by a newer version?")
+            metrics = {
+                name: Metric(metric["curve"], metric["smaller_is_better"])
+                for name, metric in content.pop("metrics").items()
+            }
+            return cls(**content, metrics=metrics)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} is no record of a run ({type(error).__name__}: {error})") from error
+
+
+def read_records(folder: Path) -> Iterator[tuple[Path, Record]]:
+    """Read every record below a folder, in the order of their paths; other JSON files are passed over."""
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            content = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict) and "ledger" in content:
+            yield path, Record.read(path)
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """Return 12 hex digits that change with anything in a configuration but its seed."""
+    kept = {name: value for name, value in config.items() if name not in _NOT_HASHED}
+    if isinstance(kept.get("data"), dict) and isinstance(kept["data"].get("init_args"), dict):
+        options = {name: value for name, value in kept["data"]["init_args"].items() if name != "seed"}
+        kept["data"] = {**kept["data"], "init_args": options}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def commit() -> str:
+    """Return the commit of the checkout that the package lies in, ``+`` for changed files; empty if none."""
+    folder = Path(__file__).resolve().parent.parent
+    if not (folder / ".git").exists():
+        return ""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def hardware() -> dict[str, Any]:
+    """Return what the run was on: processor, cores, GPU and versions."""
+    import torch
+
+    cpu = platform.processor() or platform.machine()
+    try:
+        cpu = Path("/proc/cpuinfo").read_text().split("model name\t: ")[1].split("\n")[0]
+    except (OSError, IndexError):
+        pass  # not Linux, or a processor that has no model name
+    found = {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if torch.cuda.is_available():
+        found |= {"gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()}
+    return found | {"python": platform.python_version(), "torch": torch.__version__}
+
+
+def peak_memory() -> int | None:
+    """Return the most bytes held so far: on the GPU if one was used, else by the process."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _compact(content: dict[str, Any]) -> str:
+    """JSON with one line per entry, and one per point of a curve: readable, and short in a diff."""
+    text = json.dumps(content, indent=1, allow_nan=True, default=str)
+    lines, inside = [], False
+    for line in text.split("\n"):
+        stripped = line.strip()
+        if inside:
+            lines[-1] += stripped + (" " if stripped.endswith(",") else "")
+            inside = not stripped.startswith("]")
+        else:
+            lines.append(line)
+            inside = stripped == "["
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,115 @@
+"""Losses that allow for negatives of the anchor's own class: debiased, and with hard negatives (HCL)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.losses.base import Views
+from mmcl_lightning.losses.similarity import SimilarityLoss, check_temperature
+
+__all__ = ["DebiasedLoss", "HCLLoss"]
+
+
+class DebiasedLoss(SimilarityLoss):
+    r"""Debiased contrastive loss, called DCL by its authors: some negatives are of the anchor's own class.
+
+    If that share is :math:`\tau^+`, and the positive stands for its class, the sum over true negatives can be
+    estimated. With :math:`s` the cosine, :math:`p(i)` the other view of embedding i and n negatives,
+
+    .. math:: L = -\operatorname{mean}_i \log \frac{e^{s_{i, p(i)} / T}}{e^{s_{i, p(i)} / T} + G_i}, \quad
+        G_i = \max\Big( \frac{\sum_k e^{s_{ik} / T} - n \tau^+ e^{s_{i, p(i)} / T}}{1 - \tau^+},\;
+        n\, e^{-1 / T} \Big).
+
+    The second term is the least that the sum can be for unit vectors. :math:`\tau^+ = 0` is NT-Xent. Not
+    to be confused with :class:`~mmcl_lightning.losses.DecoupledLoss`, which its authors call DCL too.
+
+    Source: Chuang et al., "Debiased Contrastive Learning", NeurIPS 2020, arXiv:2007.00224, with one positive
+    per anchor (M = 1), as in the published code.
+
+    Args:
+        temperature: T > 0; 0.5 in the published code.
+        tau_plus: Share of negatives of the anchor's own class, in [0, 1); 0.1 for ten classes.
+        normalize: Scale every projection to unit length first.
+        gather: Use the images of all processes as candidates.
+
+    Raises:
+        ConfigError: If the temperature is not positive or ``tau_plus`` no share.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.5,
+        tau_plus: float = 0.1,
+        *,
+        normalize: bool = True,
+        gather: bool = True,
+    ):
+        super().__init__(normalize=normalize, gather=gather)
+        check_temperature(temperature)
+        if not 0 <= tau_plus < 1:
+            raise ConfigError(f"tau_plus is a share of the negatives in [0, 1), got {tau_plus}")
+        self.temperature = temperature
+        self.tau_plus = tau_plus
+
+    def _terms(self, positive: Tensor, negatives: Tensor, views: Views) -> Tensor:
+        n = negatives.shape[1] - 2
+        positive, log_sum = positive / self.temperature, self._log_sum(negatives / self.temperature)
+        # All in units of the larger of the two, so that nothing overflows and not all vanishes.
+        unit = torch.maximum(positive, log_sum).detach()
+        pull = (positive - unit).exp()
+        estimate = ((log_sum - unit).exp() - n * self.tau_plus * pull) / (1 - self.tau_plus)
+        least = (math.log(n) - 1 / self.temperature - unit).exp()
+        return (pull + torch.maximum(estimate, least)).log() - (positive - unit)
+
+    def _log_sum(self, logits: Tensor) -> Tensor:
+        """Logarithm of the sum of exp(logits) over negatives, ``(2 B, 2 G)`` to ``(2 B,)``."""
+        return logits.logsumexp(1)
+
+
+class HCLLoss(DebiasedLoss):
+    r"""Contrast with hard negatives (HCL): the debiased loss, where nearer negatives count for more.
+
+    The sum over negatives of :class:`DebiasedLoss` becomes
+
+    .. math:: \frac{\sum_k w_{ik} e^{s_{ik} / T}}{\operatorname{mean}_k w_{ik}}, \qquad
+        w_{ik} = e^{\beta s_{ik} / T},
+
+    with gradient through w, as in the published code. :math:`\beta = 0` is the debiased loss.
+
+    Source: Robinson et al., "Contrastive Learning with Hard Negative Samples", ICLR 2021, arXiv:2010.04592.
+    :math:`\beta` multiplies s / T, as in the published code.
+
+    Args:
+        temperature: T > 0; 0.5 in the published code.
+        tau_plus: Share of negatives of the anchor's own class, in [0, 1); 0.1 for ten classes.
+        beta: Concentration on near negatives, >= 0; 1 for STL-10 in the published code.
+        normalize: Scale every projection to unit length first.
+        gather: Use the images of all processes as candidates.
+
+    Raises:
+        ConfigError: If the temperature is not positive, ``tau_plus`` no share or ``beta`` negative.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.5,
+        tau_plus: float = 0.1,
+        beta: float = 1.0,
+        *,
+        normalize: bool = True,
+        gather: bool = True,
+    ):
+        super().__init__(temperature, tau_plus, normalize=normalize, gather=gather)
+        if not 0 <= beta < math.inf:
+            raise ConfigError(f"beta must be >= 0, got {beta}: 0 weighs all negatives alike")
+        self.beta = beta
+
+    def _log_sum(self, logits: Tensor) -> Tensor:
+        if self.beta == 0:  # 0 * -inf has no value
+            return super()._log_sum(logits)
+        log_mean_weight = (self.beta * logits).logsumexp(1) - math.log(logits.shape[1] - 2)
+        return ((1 + self.beta) * logits).logsumexp(1) - log_mean_weight

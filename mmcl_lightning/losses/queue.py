@@ -1,0 +1,119 @@
+"""InfoNCE against a queue of earlier keys, the loss of MoCo."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmcl_lightning.errors import NumericalError, ShapeError
+from mmcl_lightning.losses.base import _unit_length
+from mmcl_lightning.losses.similarity import check_temperature
+
+__all__ = ["InfoNCELoss", "check_finite", "unit_rows"]
+
+
+class InfoNCELoss(nn.Module):
+    r"""InfoNCE with a queue: tell the key of a query from the keys of earlier batches.
+
+    With query :math:`q_b`, its key :math:`k_b` and the rows :math:`n_j` of the queue, all of unit length,
+
+    .. math:: L = -\frac1B \sum_b \log
+        \frac{\exp(q_b \cdot k_b / T)}{\exp(q_b \cdot k_b / T) + \sum_j \exp(q_b \cdot n_j / T)}
+
+    The negatives are the queue alone: other images of the batch play no part, so that processes need not
+    gather anything. No gradient flows to keys or queue; who fills the queue is left to the caller. Called as
+    ``loss(query, key, queue)``, which is why it is no :class:`~mmcl_lightning.losses.ContrastiveLoss`.
+
+    Source: He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", CVPR 2020,
+    arXiv:1911.05722, equation 1.
+
+    Args:
+        temperature: T > 0; 0.2 in MoCo v2, 0.07 in MoCo v1.
+
+    Raises:
+        ConfigError: If the temperature is not positive.
+
+    Example:
+        >>> queue = torch.nn.functional.normalize(torch.randn(32, 16), dim=1)
+        >>> InfoNCELoss(temperature=0.2)(torch.randn(8, 16), torch.randn(8, 16), queue).shape
+        torch.Size([])
+    """
+
+    def __init__(self, temperature: float = 0.2):
+        super().__init__()
+        check_temperature(temperature)
+        self.temperature = temperature
+        self._stats: dict[str, Tensor] = {}
+
+    def forward(self, query: Tensor, key: Tensor, queue: Tensor) -> Tensor:
+        """Compute the loss of a batch, in float32 (float64 stays), also under autocast.
+
+        Args:
+            query: Projections of one view, un-normalised, shape ``(B, D)``.
+            key: Projections of the other view of the same images by the key encoder, shape ``(B, D)``.
+            queue: Keys of other images, rows of unit length, shape ``(K, D)`` with K >= 1. It must not be
+                overwritten before the backward pass.
+
+        Returns:
+            The mean over the queries, a scalar.
+
+        Raises:
+            ShapeError: If the shapes do not fit together.
+            NumericalError: If a query or a key is not finite.
+        """
+        _check_shapes(query, key, queue)
+        check_finite(query, key)
+        with torch.autocast(device_type=query.device.type, enabled=False):
+            q = unit_rows(query)
+            k = unit_rows(key.detach()).to(q.dtype)
+            positive = (q * k).sum(1) / self.temperature  # (B,)
+            negatives = q @ queue.detach().to(q.dtype).T / self.temperature  # (B, K)
+            # As a logistic function of the positive's lead: without an array (B, 1 + K) of both.
+            loss = -F.logsigmoid(positive - negatives.logsumexp(1)).mean()
+        if not loss.isfinite():
+            raise NumericalError(f"the loss is {loss.item()} although all projections are finite: {self}")
+        self._stats = {
+            "positive_similarity": positive.detach().mean() * self.temperature,
+            "contrast_top1": (negatives.detach().amax(1) <= positive.detach()).float().mean(),
+            "negatives": torch.tensor(float(len(queue))),
+        }
+        return loss
+
+    @property
+    def last_stats(self) -> dict[str, Tensor]:
+        """Mean cosine of the positives, share of queries nearest to their key, negatives per query."""
+        return self._stats
+
+    def extra_repr(self) -> str:
+        """Options as ``print(module)`` shows them."""
+        return f"temperature={self.temperature}"
+
+
+def unit_rows(z: Tensor) -> Tensor:
+    """Scale projections ``(n, D)`` to the rows of unit length that a queue holds, in float32 or float64."""
+    return _unit_length(z if z.dtype == torch.float64 else z.float())
+
+
+def check_finite(query: Tensor, key: Tensor) -> None:
+    """Raise :class:`NumericalError` if a row of queries or keys, each ``(n, D)``, is not finite."""
+    bad = torch.stack([(~z.detach().isfinite()).any(dim=1).sum() for z in (query, key)]).tolist()
+    if any(bad):
+        raise NumericalError(
+            f"projections are not finite: {bad[0]} of {len(query)} queries and {bad[1]} of {len(key)} keys. "
+            "Lower the learning rate, warm up longer, or use bf16-mixed in place of 16-mixed"
+        )
+
+
+def _check_shapes(query: Tensor, key: Tensor, queue: Tensor) -> None:
+    if query.ndim != 2 or query.shape != key.shape:
+        raise ShapeError(
+            f"query and key must both have shape (B, D), got {tuple(query.shape)} and {tuple(key.shape)}"
+        )
+    if queue.ndim != 2 or queue.shape[1] != query.shape[1] or len(queue) < 1:
+        raise ShapeError(
+            f"the queue must have shape (K, {query.shape[1]}) with K >= 1, got {tuple(queue.shape)}"
+        )
+    for name, z in (("query", query), ("key", key), ("queue", queue)):
+        if not z.is_floating_point():
+            raise ShapeError(f"{name} must have a floating dtype, got {z.dtype}")

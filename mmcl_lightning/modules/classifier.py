@@ -1,0 +1,276 @@
+"""The common part of evaluations by labels: a backbone from a file, a classifier, exact counting."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LinearLR
+
+from mmcl_lightning.distributed import layout
+from mmcl_lightning.errors import ConfigError, DataError, ShapeError
+from mmcl_lightning.metrics import topk_correct
+from mmcl_lightning.models import feature_dim
+from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
+from mmcl_lightning.modules.resumable import ResumableModule
+from mmcl_lightning.modules.weights import backbone_from
+from mmcl_lightning.optim import WarmupCosine, scale_learning_rate
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ClassifierModule"]
+
+# Within load_from_checkpoint the weights come with the module's own file: no other one is read.
+_restoring: ContextVar[bool] = ContextVar("restoring", default=False)
+
+
+class ClassifierModule(ResumableModule):
+    """A pretrained backbone with a linear classifier on its representation h.
+
+    A batch is ``images, labels = batch[0], batch[1]``, float ``(B, 3, H, W)`` and int64 ``(B,)``; rows with a
+    negative label do not count. Accuracy is over the images of all processes, each counted once.
+
+    Args:
+        checkpoint: Where the backbone's weights come from: a checkpoint of this package, an exported
+            backbone, torchvision's own file; or ``"random"`` for a random start, the floor under all.
+        protocol: Name in ``EVALUATION_PROTOCOLS``.
+        backbone: Name or module as in :class:`ContrastiveModule`; ``None`` for what the checkpoint names.
+        cifar_stem: A ResNet's stem for small images; ``None`` for what the checkpoint has.
+        num_classes: Number of classes; ``None`` asks the data module.
+        lr: Learning rate in place of the protocol's, not scaled by the batch.
+        weight_decay: Weight decay in place of the protocol's.
+
+    Raises:
+        ConfigError: If an option is out of range, or the weights do not fit the backbone one by one.
+    """
+
+    tag = "classifier"
+    """What the names of its metrics begin with."""
+
+    def __init__(
+        self,
+        checkpoint: str | None,
+        protocol: str,
+        backbone: str | nn.Module | None = None,
+        cifar_stem: bool | None = None,
+        num_classes: int | None = None,
+        lr: float | None = None,
+        weight_decay: float | None = None,
+    ):
+        super().__init__()
+        self.save_hyperparameters(ignore=["backbone"])
+        if protocol not in EVALUATION_PROTOCOLS:
+            raise ConfigError(f"protocol must be one of {sorted(EVALUATION_PROTOCOLS)}, got {protocol!r}")
+        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{name} must be a finite number >= 0, got {value}")
+        if checkpoint is None:
+            raise ConfigError(
+                "an evaluation needs weights: set --model.checkpoint to the file of a pretrained backbone, "
+                "or to 'random' for a random start"
+            )
+        self.protocol = EVALUATION_PROTOCOLS[protocol]
+        self.num_classes = num_classes
+        self.lr = lr
+        self.weight_decay = self.protocol.weight_decay if weight_decay is None else weight_decay
+        file = "random" if _restoring.get() else checkpoint
+        self.backbone, source, report = backbone_from(file, backbone, cifar_stem)
+        if not _restoring.get():
+            rank_zero_info(report)
+            checkpoint = source["checkpoint"]
+        self.hparams.update({**source, "checkpoint": checkpoint})
+        self._hparams_initial = copy.deepcopy(self._hparams)
+        self.classifier: nn.Linear | None
+        self.register_module("classifier", None)  # made when the number of classes is known
+        self.curve: list[tuple[int, int, float]] = []  # (epochs, steps, top1): survives a resume
+        self.described = ""  # the protocol as it is run, in words
+        self._counts = torch.zeros(4)
+
+    @abstractmethod
+    def represent(self, images: Tensor) -> Tensor:
+        """Return the representation h ``(B, F)`` of training images ``(B, 3, H, W)``."""
+
+    @abstractmethod
+    def trained(self) -> Iterable[nn.Parameter]:
+        """Return the weights that are trained."""
+
+    @abstractmethod
+    def mode(self) -> str:
+        """Say in words what happens to the backbone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the representation h, shape ``(B, F)``, of images ``(B, 3, H, W)``."""
+        h: Tensor = self.backbone(x)
+        return h
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """Rebuild the module from its own checkpoint, which has all weights; see Lightning for arguments."""
+        token = _restoring.set(True)
+        try:
+            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        finally:
+            _restoring.reset(token)
+
+    def setup(self, stage: str) -> None:
+        """Make the classifier, unless a checkpoint did."""
+        classes = self.num_classes or getattr(getattr(self.trainer, "datamodule", None), "num_classes", None)
+        if classes is None:
+            raise ConfigError("the data tells of no classes, and an evaluation needs labels: set num_classes")
+        if self.classifier is None:
+            self._make_classifier(classes)
+        elif self.classifier.out_features != classes:
+            raise ConfigError(
+                f"the checkpoint's classifier has {self.classifier.out_features} classes, the data {classes}"
+            )
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the mean cross-entropy of the labelled images of a batch."""
+        images, labels = _images_and_labels(batch)
+        loss = _loss_sum(self.scores(self.represent(images)), labels) / (labels >= 0).sum().clamp_min(1)
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
+        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=len(labels))
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        """Count from zero."""
+        self._counts = torch.zeros(4, device=self.device)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Count what is classified correctly."""
+        images, labels = _images_and_labels(batch)
+        scores = self.scores(self(images)).float()
+        hits = [topk_correct(scores, labels, k).sum() for k in (1, 5)]
+        self._counts += torch.stack([*hits, _loss_sum(scores, labels), (labels >= 0).sum()])
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the accuracy over the images of all processes."""
+        if layout().world_size > 1:
+            dist.all_reduce(self._counts)
+        top1, top5, loss, count = self._counts.tolist()
+        if count == 0:
+            raise DataError("none of the images to classify has a label")
+        values = {"top1": top1 / count, "top5": top5 / count, "loss": loss / count}
+        if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
+            self.curve.append((self.current_epoch + 1, self.global_step, values["top1"]))
+            values["best_top1"] = max(point[2] for point in self.curve)
+        # Every process has the same values; their maximum is exact, which their mean is not.
+        named = {f"{self.tag}/{name}": value for name, value in values.items()}
+        self.log_dict(named, batch_size=1, reduce_fx="max", sync_dist=True)
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``h`` ``(B, F)``, ``scores`` ``(B, classes)`` and ``target`` ``(B,)`` of labelled images."""
+        h = self(batch[0])
+        return {"h": h, "scores": self.scores(h), "target": batch[1]}
+
+    def scores(self, h: Tensor) -> Tensor:
+        """Return the scores ``(B, classes)`` of representations ``(B, F)``."""
+        if self.classifier is None:
+            raise ConfigError("there is no classifier yet: a trainer makes it, or load_from_checkpoint")
+        scores: Tensor = self.classifier(h)
+        return scores
+
+    def configure_optimizers(self) -> Any:
+        """Build the protocol's optimizer, and its schedule per step."""
+        protocol, steps = self.protocol, self.trainer.estimated_stepping_batches
+        lr = self.lr
+        if lr is None:
+            lr = scale_learning_rate(protocol.lr, self.global_batch_size() or 1, protocol.lr_scaling)
+        options = {**protocol.options, "lr": lr, "weight_decay": self.weight_decay}
+        optimizer = protocol.optimizer(list(self.trained()), **options)
+        if protocol.lr_schedule == "constant":
+            return optimizer
+        if math.isinf(steps):
+            raise ConfigError("the protocol's schedule needs an end: set trainer.max_epochs or max_steps")
+        if protocol.lr_schedule == "linear":
+            scheduler: Any = LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=int(steps))
+        else:
+            scheduler = WarmupCosine(optimizer, 0, int(steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        """Write down what is run, and say where it is not what the protocol says."""
+        super().on_train_start()
+        group, batch = self.trainer.optimizers[0].param_groups[0], self.global_batch_size()
+        name, protocol = self.hparams["protocol"], self.protocol
+        limit = self.trainer.max_steps
+        length = f"{limit} steps" if limit > 0 else f"{self.trainer.max_epochs} epochs"
+        self.described = (
+            f"{name}: {protocol.optimizer.__name__} lr={group.get('initial_lr', group['lr']):g} "
+            f"wd={group['weight_decay']:g} {protocol.lr_schedule}, batch {batch}, {length}, {self.mode()}, "
+            f"weights {self.hparams['checkpoint']}"
+        )
+        due = f"{protocol.steps} steps" if protocol.steps else f"{protocol.epochs} epochs"
+        if (batch, length) != (protocol.batch_size, due):
+            rank_zero_info(
+                f"protocol {name} has batch {protocol.batch_size} and {due}; this run has batch {batch} and "
+                f"{length}, so its accuracy does not compare with published ones"
+            )
+        for logger in self.trainer.loggers:
+            if isinstance(logger, TensorBoardLogger) and self.trainer.is_global_zero:
+                logger.experiment.add_text(f"{self.tag}/protocol", self.described, self.global_step)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the curve."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["curve"] = [list(point) for point in self.curve]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the curve, and make a classifier of the size that the checkpoint has."""
+        curve = checkpoint.get("curve", [])
+        self.curve = [(int(epoch), int(step), float(top1)) for epoch, step, top1 in curve]
+        weight = checkpoint["state_dict"].get("classifier.weight")
+        if weight is not None and self.classifier is None:
+            self._make_classifier(len(weight))
+
+    def summary(self) -> list[str]:
+        """Return the result of a run in words: the accuracy at its end, and apart from it the best one."""
+        if not self.curve:
+            return []
+        epoch, step, last = self.curve[-1]
+        best_epoch, _, best = max(self.curve, key=lambda point: point[2])
+        end = self.trainer.global_step
+        result = f"{last:.4f} at the end of epoch {epoch}: the result"
+        if step != end:
+            result = f"{last:.4f} at step {step} of {end}: `validate --ckpt_path last` gives the result"
+        return [
+            f"{f'{self.tag} top-1:':<14}{result}",
+            f"{'best:':<14}{best:.4f} in epoch {best_epoch}, picked by looking at the test images",
+            f"{'protocol:':<14}{self.described}",
+        ]
+
+    def _make_classifier(self, classes: int) -> None:
+        self.classifier = nn.Linear(feature_dim(self.backbone), classes, device=self.device)
+        if self.protocol.zero_init:
+            nn.init.zeros_(self.classifier.weight)
+            nn.init.zeros_(self.classifier.bias)
+
+
+def _images_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
+    images, labels = batch[0], batch[1]
+    if not isinstance(images, Tensor):
+        raise ShapeError(
+            f"a batch must start with images (B, 3, H, W), got {type(images).__name__} of {len(images)}: set "
+            "task to 'classify' in the data module"
+        )
+    return images, labels
+
+
+def _loss_sum(scores: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(scores, labels.clamp_min(-1), ignore_index=-1, reduction="sum")

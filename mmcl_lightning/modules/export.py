@@ -1,0 +1,58 @@
+"""A backbone's weights alone, for other projects: ``export_backbone`` and ``mmcl export``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.modules.weights import read_backbone
+
+__all__ = ["export", "export_backbone"]
+
+
+def export_backbone(checkpoint: str, out: str) -> str:
+    """Write the weights of a checkpoint's backbone alone, under the backbone's own key names.
+
+    For a ResNet these are torchvision's, so that ``torchvision.models.resnet50()`` takes them with exactly
+    ``fc.weight`` and ``fc.bias`` missing.
+
+    Args:
+        checkpoint: What :func:`read_backbone` reads.
+        out: File to write; it appears when it is whole.
+
+    Returns:
+        One line: what was written, and how to load it.
+
+    Raises:
+        ConfigError: If the checkpoint cannot be read, or ``out`` is a folder.
+    """
+    file, target = read_backbone(checkpoint), Path(out)
+    if target.is_dir():
+        raise ConfigError(f"{out} is a folder: give the name of the file to write")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f"{target.name}.tmp")
+    torch.save({key: value.contiguous().clone() for key, value in file.weights.items()}, draft)
+    os.replace(draft, target)
+    name = file.options.get("backbone", "the backbone")
+    stem = ", with the 3x3 stem of small images" if file.options.get("cifar_stem") else ""
+    return f"Wrote {out}: {len(file.weights)} tensors of {name}{stem}; read it with torch.load({out!r})"
+
+
+def export(arguments: list[str]) -> None:
+    """Run ``mmcl export``.
+
+    Args:
+        arguments: What stands after ``export`` on the command line.
+    """
+    parser = argparse.ArgumentParser(
+        prog="mmcl export",
+        description="Write the backbone's weights of a checkpoint alone, under torchvision's key names.",
+    )
+    parser.add_argument("--checkpoint", required=True, metavar="PATH", help="checkpoint of a run")
+    parser.add_argument("--out", default="backbone.pt", metavar="PATH", help="file to write (backbone.pt)")
+    options = parser.parse_args(arguments)
+    print(export_backbone(options.checkpoint, options.out))

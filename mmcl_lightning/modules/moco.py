@@ -1,0 +1,192 @@
+"""MoCo v2: contrast against a queue of keys from a slowly moving encoder."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mmcl_lightning.distributed import gather_with_gradient, layout
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.losses.queue import InfoNCELoss, check_finite, unit_rows
+from mmcl_lightning.models import feature_dim
+from mmcl_lightning.modules.contrastive import ContrastiveModule
+
+__all__ = ["MoCo"]
+
+
+class MoCo(ContrastiveModule):
+    """Pretraining by momentum contrast (MoCo v2), the negatives of which do not come from the batch.
+
+    View 0 passes the backbone and head that are trained and gives the queries; view 1 passes copies of them,
+    the key encoder, and gives the keys. A query is told from the newest ``queue_size`` keys of all processes.
+    Before each step the weights of the key encoder move to ``momentum * key + (1 - momentum) * trained``; no
+    gradient reaches them, and no optimizer holds them. After the loss the keys of the batch replace the
+    oldest ones; any batch size goes with any queue. The queue starts with random unit rows, as in MoCo, alike
+    in every process. ``forward``, k-NN and prediction read the backbone that is trained. The checkpoint holds
+    ``key_backbone.*``, ``key_projection_head.*``, ``queue`` and ``keys_seen`` besides.
+
+    Batch norm would tell a query's key by the statistics that their two batches share. Keys are therefore
+    encoded among other images than queries (shuffled batch norm): over all devices, and in the chunks of
+    ``chunk_size``. One device without ``chunk_size`` has the leak; so has ``sync_batchnorm``, which makes one
+    batch of all devices: leave it off. A warning says so, and ``train/contrast_top1`` then comes near 1.
+
+    Source: He et al., CVPR 2020, arXiv:1911.05722; Chen et al., "Improved Baselines with Momentum Contrastive
+    Learning", 2020, arXiv:2003.04297. Differs from the published code in three points: the cosine is per
+    step, not per epoch; biases and normalisation layers are not decayed; where gradients are accumulated, the
+    key encoder moves once per optimizer step.
+
+    Args:
+        queue_size: Number K of negatives, >= 1; 16,384 for ImageNet-100, 4,096 for CIFAR.
+        momentum: Share of its weights that the key encoder keeps in a step, in [0, 1); 0.99 for CIFAR.
+        temperature: T > 0; 0.2 in MoCo v2.
+        symmetric: Let each view give the queries once and average; twice the cost, and twice the keys.
+        projection_head: As in :class:`ContrastiveModule`; ``"moco"`` for Linear F-F, ReLU, Linear F-128.
+        optimizer: As in :class:`ContrastiveModule`; ``None`` for SGD with lr 0.03 (for a batch of 256),
+            momentum 0.9 and weight decay 1e-4, MoCo's choice.
+        lr_schedule: ``"cosine"`` to zero, or ``"constant"``; per optimizer step.
+        **kwargs: Backbone and optimisation: see :class:`ContrastiveModule`. ``chunk_size`` counts images of
+            one view here.
+
+    Logs:
+        As :class:`ContrastiveModule`, and ``train/contrast_top1``: share of queries nearer to their key than
+        to the whole queue.
+
+    Raises:
+        ConfigError: If an option is out of range; at the start of training, if weights are in half precision.
+    """
+
+    criterion: InfoNCELoss
+    queue: Tensor
+    keys_seen: Tensor
+
+    def __init__(
+        self,
+        queue_size: int = 65536,
+        momentum: float = 0.999,
+        temperature: float = 0.2,
+        symmetric: bool = False,
+        projection_head: Literal["imagenet", "cifar", "moco"] | nn.Module = "moco",
+        optimizer: OptimizerCallable | None = None,
+        lr_schedule: Literal["cosine", "constant"] = "cosine",
+        **kwargs: Any,
+    ):
+        if queue_size < 1:
+            raise ConfigError(f"queue_size is a number of negatives >= 1, got {queue_size}")
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"momentum must be in [0, 1), got {momentum}: use 0.99 to 0.9999")
+        if optimizer is None:
+            optimizer = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9, weight_decay=1e-4)
+        super().__init__(
+            criterion=InfoNCELoss(temperature),  # type: ignore[arg-type]  # called in this class alone
+            projection_head=projection_head,
+            optimizer=optimizer,
+            lr_schedule=lr_schedule,
+            **kwargs,
+        )
+        self.momentum = momentum
+        self.symmetric = symmetric
+        self.key_backbone = copy.deepcopy(self.backbone).requires_grad_(False)
+        self.key_projection_head = copy.deepcopy(self.projection_head).requires_grad_(False)
+        # A generator of its own, so that all processes start alike whatever their global random state.
+        rows = torch.randn(queue_size, self._projection_width(), generator=torch.Generator().manual_seed(0))
+        self.register_buffer("queue", unit_rows(rows))
+        self.register_buffer("keys_seen", torch.zeros((), dtype=torch.int64))
+        self._new_keys: Tensor | None = None
+
+    def on_train_start(self) -> None:
+        """Check what the key encoder needs of the trainer."""
+        super().on_train_start()
+        narrow = {p.dtype for p in self.key_backbone.parameters()} - {torch.float32, torch.float64}
+        if narrow:
+            raise ConfigError(
+                f"the key encoder moves by steps that {narrow.pop()} rounds away: train with "
+                "precision bf16-mixed or 32-true"
+            )
+        self._warn_of_leak(self.trainer.world_size)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Move the key encoder, return the loss of a batch of views, and put its keys into the queue."""
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:  # the first batch of an optimizer step
+            self._move_key_encoder()
+        loss = super().training_step(batch, batch_idx)
+        if self._new_keys is not None:
+            self._enqueue(self._new_keys)
+        hits = self.criterion.last_stats["contrast_top1"]
+        self.log("train/contrast_top1", hits, batch_size=len(batch[0][0]))
+        return loss
+
+    def _loss(self, views: list[Tensor]) -> Tensor:
+        queue = self.queue.clone()  # the buffer changes before the backward pass reads it
+        where, losses, keys = layout(), [], []
+        for view in (0, 1) if self.symmetric else (0,):
+            (query,) = self._project([views[view]])
+            everyone = self._keys(views[1 - view], view)
+            if where.world_size > 1:  # all processes stop together instead of waiting for one
+                check_finite(gather_with_gradient(query.detach()), everyone)
+            losses.append(self.criterion(query, everyone.chunk(where.world_size)[where.rank], queue))
+            # As samplers deal a batch out, an image to each process in turn: so the queue does not depend on
+            # how many there are.
+            keys.append(everyone.unflatten(0, (where.world_size, -1)).transpose(0, 1).flatten(0, 1))
+        self._new_keys = torch.cat(keys)
+        return torch.stack(losses).mean()
+
+    def _keys(self, images: Tensor, role: int) -> Tensor:
+        """Unit keys of the images of all processes, in the order of the ranks, shape ``(G, D)``."""
+        where = layout()
+        shuffle = torch.is_grad_enabled() and (where.world_size > 1 or self.chunk_size is not None)
+        with torch.no_grad():
+            if not shuffle:
+                return gather_with_gradient(self._encode_keys(images))
+            everyone = gather_with_gradient(images)
+            # Seeded by what all processes, and a resumed run, agree on.
+            generator = torch.Generator().manual_seed(2 * int(self.keys_seen) + role)
+            order = torch.randperm(len(everyone), generator=generator).to(images.device)
+            mine = everyone[order.chunk(where.world_size)[where.rank]]
+            return gather_with_gradient(self._encode_keys(mine))[order.argsort()]
+
+    def _encode_keys(self, images: Tensor) -> Tensor:
+        parts = torch.split(images, self.chunk_size or len(images))
+        return unit_rows(torch.cat([self.key_projection_head(self.key_backbone(part)) for part in parts]))
+
+    @torch.no_grad()
+    def _move_key_encoder(self) -> None:
+        """Let the weights of the key encoder follow those that are trained."""
+        for trained, key in (
+            (self.backbone, self.key_backbone),
+            (self.projection_head, self.key_projection_head),
+        ):
+            for q, k in zip(trained.parameters(), key.parameters(), strict=True):
+                k.lerp_(q, 1 - self.momentum)
+
+    @torch.no_grad()
+    def _enqueue(self, keys: Tensor) -> None:
+        """Overwrite the oldest rows of the queue, a ring, by new keys ``(n, D)``."""
+        size = len(self.queue)
+        places = (self.keys_seen + torch.arange(len(keys), device=keys.device)) % size
+        self.queue[places[-size:]] = keys[-size:].to(self.queue.dtype)  # of more than fit, the last
+        self.keys_seen += len(keys)
+
+    def _warn_of_leak(self, devices: int) -> None:
+        """Say so where keys are normalised together with their queries' images alone."""
+        norms = [m for m in self.key_backbone.modules() if isinstance(m, _BatchNorm) and m.training]
+        synchronised = any(isinstance(m, nn.SyncBatchNorm) for m in norms)
+        if norms and self.chunk_size is None and (devices == 1 or synchronised):
+            rank_zero_warn(
+                "MoCo: batch norm sees all queries, and all keys, of a batch at once, which tells a query's "
+                f"key from the queue: {'leave sync_batchnorm off, or ' * synchronised}set chunk_size to a "
+                "part of the batch, such as 64"
+            )
+
+    def _projection_width(self) -> int:
+        head = copy.deepcopy(self.projection_head).eval()  # a copy: no mode and no statistic changes
+        like = next(self.projection_head.parameters(), torch.empty(0))
+        with torch.no_grad():
+            z: Tensor = head(torch.zeros(2, feature_dim(self.backbone), dtype=like.dtype, device=like.device))
+        return z.shape[1]

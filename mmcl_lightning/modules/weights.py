@@ -1,0 +1,184 @@
+"""Weights of a backbone from a file: read whatever wrote it, load strictly, say what matched."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.models import build_backbone
+from mmcl_lightning.modules.specs import from_spec, to_spec
+
+__all__ = ["BackboneFile", "backbone_from", "digests", "load_backbone", "read_backbone"]
+
+#: What stands before a backbone's keys: here and in most libraries, in the paper's code, in older libraries.
+_PREFIXES = ("backbone.", "convnet.", "encoder.")
+
+
+@dataclass(frozen=True)
+class BackboneFile:
+    """The weights of a backbone as they lie in a file.
+
+    Args:
+        path: The file.
+        weights: Tensors under the backbone's own key names, as torchvision has them for a ResNet.
+        options: Options of the module that was saved, e.g. ``backbone`` and ``cifar_stem``; empty where
+            the file has none.
+    """
+
+    path: str
+    weights: dict[str, Tensor]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def read_backbone(path: str) -> BackboneFile:
+    """Read the backbone out of a checkpoint or a state dict.
+
+    Taken are the keys below ``backbone.`` (also ``convnet.``, the paper's code, or ``encoder.``), or all keys
+    where none has such a prefix: an exported backbone or torchvision's own file. A ``module.`` of
+    DistributedDataParallel before all keys goes first.
+
+    Args:
+        path: A Lightning checkpoint, a dict with a ``state_dict``, or a state dict, from ``torch.save``.
+
+    Raises:
+        ConfigError: If the file is missing or damaged, or holds no weights.
+    """
+    if not Path(path).is_file():
+        raise ConfigError(f"there is no checkpoint {path}: give the path of an existing file")
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # a zip, pickle or operating-system error, each with a message of its own
+        reason = (str(error).strip() or "it is empty").splitlines()[0][:120]
+        raise ConfigError(f"{path} cannot be read as weights ({type(error).__name__}: {reason})") from error
+    found = content.get("state_dict", content) if isinstance(content, dict) else None
+    tensors = {k: v for k, v in found.items() if isinstance(v, Tensor)} if isinstance(found, dict) else {}
+    if not tensors:
+        raise ConfigError(f"{path} holds no weights: neither a state_dict nor named tensors")
+    if all(key.startswith("module.") for key in tensors):
+        tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
+    for prefix in _PREFIXES:
+        below = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        if below:
+            return BackboneFile(path, below, dict(content.get("hyper_parameters", {})))
+    return BackboneFile(path, tensors)
+
+
+def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
+    """Load weights into a backbone, every one of them or none.
+
+    The file may hold more in one case only: the classifier that the backbone lacks (``fc.weight`` and
+    ``fc.bias`` of a torchvision ResNet). It may lack one thing only: batch norm's counters of batches, which
+    files of old versions do not have, and which nothing reads.
+
+    Args:
+        backbone: Takes the weights, in place.
+        file: Where they come from.
+
+    Returns:
+        One line: how many matched, and what of the file was left out.
+
+    Raises:
+        ConfigError: If a weight is missing, left over or of another shape; the message counts and names them.
+    """
+    own = backbone.state_dict()
+    missing = [key for key in own if key not in file.weights and not key.endswith("num_batches_tracked")]
+    left = [key for key in file.weights if key not in own]
+    unknown = sorted(set(left) - _classifier_keys(backbone))
+    shapes = [key for key in own if key in file.weights and own[key].shape != file.weights[key].shape]
+    matched = sum(key in file.weights for key in own) - len(shapes)
+    if missing or unknown or shapes:
+        problems = [
+            f"{len(keys)} {what} ({_some(keys)})"
+            for keys, what in (
+                (missing, "are missing in the file"),
+                (unknown, "of the file are unknown to the backbone"),
+                (shapes, "differ in shape"),
+            )
+            if keys
+        ]
+        raise ConfigError(
+            f"{file.path} does not fit the backbone: {matched} of its {len(own)} weights match, "
+            f"{', '.join(problems)}{_hint(own, file)}"
+        )
+    backbone.load_state_dict({**own, **{key: file.weights[key] for key in own if key in file.weights}})
+    rest = f"; left out: {', '.join(left)}" if left else ""
+    return f"{file.path}: {matched} of {len(own)} weights of the backbone loaded{rest}"
+
+
+def backbone_from(
+    checkpoint: str, backbone: str | nn.Module | None = None, cifar_stem: bool | None = None
+) -> tuple[nn.Module, dict[str, Any], str]:
+    """Build a backbone and load its weights.
+
+    Args:
+        checkpoint: What :func:`read_backbone` reads, or ``"random"`` to leave the random start.
+        backbone: Name or module; ``None`` for what the checkpoint names.
+        cifar_stem: Stem of a torchvision ResNet; ``None`` for what the weights have.
+
+    Returns:
+        The backbone; the options that describe it, in plain data: ``checkpoint`` (of an evaluation's own
+        checkpoint the one before it), ``backbone``, ``cifar_stem``; and one line about what was loaded.
+
+    Raises:
+        ConfigError: If the network is not known, or the weights do not fit it.
+    """
+    file = None if checkpoint == "random" else read_backbone(checkpoint)
+    saved = {} if file is None else file.options
+    choice = saved.get("backbone") if backbone is None else backbone
+    if choice is None:
+        raise ConfigError(
+            f"{checkpoint} does not say of which network it is: set backbone, such as 'resnet50'"
+            if file is not None
+            else "random weights need a network: set backbone, such as 'resnet50'"
+        )
+    if cifar_stem is None:
+        stem = None if file is None else file.weights.get("conv1.weight")
+        plain = isinstance(choice, str) and not choice.startswith("timm:")
+        cifar_stem = plain and stem is not None and stem.shape[-1] == 3
+    network = from_spec(choice, nn.Module, "backbone")
+    module = build_backbone(network, cifar_stem=cifar_stem) if isinstance(network, str) else network
+    report = "the backbone keeps its random weights" if file is None else load_backbone(module, file)
+    described = choice if isinstance(choice, str | dict) else to_spec(choice)
+    origin = saved.get("checkpoint") or checkpoint
+    return module, {"checkpoint": origin, "backbone": described, "cifar_stem": cifar_stem}, report
+
+
+def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return 16 hex digits for each tensor, equal only where all bits are."""
+    return {
+        name: hashlib.sha256(
+            value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        ).hexdigest()[:16]
+        for name, value in tensors.items()
+    }
+
+
+def _classifier_keys(backbone: nn.Module) -> set[str]:
+    """Keys of the classifier that a backbone was made without, in the library that defines the network."""
+    names = ["fc"] if isinstance(getattr(backbone, "fc", None), nn.Identity) else []
+    known = (getattr(backbone, "pretrained_cfg", None) or {}).get("classifier") or ()  # timm
+    names += [known] if isinstance(known, str) else list(known)
+    return {f"{name}.{part}" for name in names for part in ("weight", "bias")}
+
+
+def _hint(own: dict[str, Tensor], file: BackboneFile) -> str:
+    """Say what probably went wrong."""
+    name = file.options.get("backbone")
+    stem = {key: value.shape for key, value in file.weights.items() if key == "conv1.weight"}
+    if isinstance(name, str):
+        return f". It was trained with backbone {name!r}, cifar_stem={bool(file.options.get('cifar_stem'))}"
+    if "conv1.weight" in stem and "conv1.weight" in own and stem["conv1.weight"] != own["conv1.weight"].shape:
+        return f". Its first convolution is {stem['conv1.weight'][-1]} wide: set cifar_stem accordingly"
+    return ". Set backbone to the network that the file was trained with"
+
+
+def _some(keys: Iterable[str], count: int = 3) -> str:
+    listed = list(keys)
+    return ", ".join(listed[:count]) + (", ..." if len(listed) > count else "")

@@ -1,0 +1,57 @@
+"""``mmcl sweep`` and ``mmcl report``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmcl_lightning.recipes import find_recipe
+from mmcl_lightning.studies.report import write_report
+from mmcl_lightning.studies.study import Study
+from mmcl_lightning.studies.sweep import Sweep
+
+__all__ = ["report", "sweep"]
+
+
+def sweep(arguments: list[str]) -> None:
+    """Run a study and write its report.
+
+    Raises:
+        SystemExit: With code 1 if a run failed.
+    """
+    parser = argparse.ArgumentParser(
+        prog="mmcl sweep",
+        description="Run every variant of a study with every seed, tuning first where the study says so. "
+        "What is finished is never run again; what was stopped goes on.",
+        epilog="Further options go to every run, e.g. --data.root data",
+    )
+    parser.add_argument("study", help="YAML file of the study, or the name of a shipped one")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all studies (runs)")
+    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="runs at a time (1)")
+    parser.add_argument("--out", type=Path, help="report to write (REPORT.md in the study's folder)")
+    options, extra = parser.parse_known_args(arguments)
+    study = Study.load(Path(find_recipe(options.study)))
+    folder = options.runs / study.name
+    finished = Sweep(study, folder, options.parallel, extra).run()
+    out = options.out or folder / "REPORT.md"
+    if (folder / "ledger").is_dir():
+        print("\n" + write_report(folder / "ledger", out, study.name))
+        print(f"Report: {out}")
+    if not finished:
+        raise SystemExit(1)
+
+
+def report(arguments: list[str]) -> None:
+    """Write the table and the plot of a folder of records."""
+    parser = argparse.ArgumentParser(
+        prog="mmcl report", description="Turn a folder of ledger files into a Markdown table and a plot."
+    )
+    parser.add_argument("folder", type=Path, help="folder with ledger.json files, at any depth")
+    parser.add_argument(
+        "--out", type=Path, default=Path("REPORT.md"), help="Markdown file to write (REPORT.md)"
+    )
+    parser.add_argument("--title", default="Results", help="heading of the report")
+    parser.add_argument("--metrics", nargs="+", default=[], metavar="NAME", help="logged metrics to show")
+    options = parser.parse_args(arguments)
+    print(write_report(options.folder, options.out, options.title, options.metrics))
+    print(f"Report: {options.out}")

@@ -1,0 +1,55 @@
+"""The paper's value for a run, where the run is one of the paper's."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from mmcl_lightning.ledger import Record
+
+__all__ = ["paper_value"]
+
+_LINEAR_EPOCHS, _KNN_EPOCHS = 400, 200
+
+
+def paper_value(record: Record, metric: str) -> float | None:
+    """Return what the paper prints for a run, a share in [0, 1], or ``None`` where it has no such run.
+
+    A run counts as the paper's only with its data set at full size, ResNet-50, and the same batch size and
+    epochs: ``linear/top1`` of a pretraining of 400 epochs, or ``knn/top1`` of one of 200.
+
+    Args:
+        record: Record of a pretraining run or of a linear evaluation.
+        metric: Name of the logged metric.
+    """
+    origin = record.pretraining or {"method": record.method, "config": record.config, "epochs": record.epochs}
+    config, method = origin["config"], str(origin["method"])
+    data, model = _options(config, "data"), _options(config, "model")
+    data_class = str(config.get("data", {}).get("class_path", "")).rpartition(".")[2]
+    subset = data.get("train_subset") or data.get("test_subset") or data.get("validation_subset")
+    if subset or model.get("backbone") != "resnet50":
+        return None
+    tables = yaml.safe_load(resources.files(__package__).joinpath("paper.yaml").read_text())
+    loss, _, solver = method.partition(", ")
+    batch, value = data.get("batch_size"), None
+    if metric == "linear/top1" and record.pretraining and origin["epochs"] == _LINEAR_EPOCHS:
+        value = tables["linear"].get(data_class, {}).get(loss, {}).get(batch)
+        if batch == 256:
+            value = tables["linear_by_solver"].get(data_class, {}).get(solver, None if solver else value)
+    elif metric == "knn/top1" and origin["epochs"] == _KNN_EPOCHS and batch == 256:
+        name = _kernel(model) if loss == "MMCL" else loss
+        value = tables["knn"].get(data_class, {}).get(name)
+    return None if value is None else value / 100
+
+
+def _options(config: dict[str, Any], part: str) -> dict[str, Any]:
+    options = config.get(part, {}).get("init_args") or {}
+    assert isinstance(options, dict)
+    return options
+
+
+def _kernel(model: dict[str, Any]) -> str:
+    kernel = model.get("kernel") or {}
+    return str(kernel.get("class_path", "RBF")).rpartition(".")[2]

@@ -1,0 +1,249 @@
+"""The table and the convergence plot of a folder of records."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.ledger import Record, read_records
+from mmcl_lightning.studies.paper import paper_value
+
+__all__ = ["write_report"]
+
+_METRICS = ("knn/top1", "probe/top1", "linear/top1", "finetune/top1")
+_TITLES = {"knn": "k-NN", "probe": "online probe", "linear": "linear", "finetune": "fine-tuned"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one variant: equal but for the seed."""
+
+    name: str
+    records: tuple[Record, ...]
+
+    def last(self, metric: str) -> list[float]:
+        """Value at the end of each run that has the metric."""
+        return [record.metrics[metric].last for record in self.records if metric in record.metrics]
+
+    def best(self, metric: str) -> list[float]:
+        """Best value of each run that has the metric."""
+        return [record.metrics[metric].best for record in self.records if metric in record.metrics]
+
+
+def write_report(folder: Path, out: Path, title: str = "Results", metrics: Sequence[str] = ()) -> str:
+    """Write ``out`` and, beside it, the plot ``out.with_suffix(".png")``.
+
+    Runs are compared within a section only: one data set and one held-out part, so that tuning runs on a
+    validation part never mix with results on test images. Unfinished runs are listed, not averaged.
+
+    Args:
+        folder: Folder with records, at any depth.
+        out: Markdown file to write.
+        title: Heading.
+        metrics: Logged metrics to show; by default the k-NN readout, the probes and the fine-tuning.
+
+    Returns:
+        The Markdown text.
+
+    Raises:
+        DataError: If there is no record, or one cannot be read.
+        ConfigError: If no run logged a metric that was asked for, or ``out`` is not a ``.md`` file.
+    """
+    if out.suffix != ".md":
+        raise ConfigError(f"the report is Markdown: --out must end in .md, got {out}")
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}")
+    records = [record for _, record in read_records(folder)]
+    if not records:
+        raise DataError(f"{folder} holds no record of a run (ledger.json)")
+    known = {name for record in records for name in record.metrics}
+    for metric in metrics:
+        if metric not in known:
+            raise ConfigError(f"no run logged {metric!r}; there are {', '.join(sorted(known))}")
+    finished = [record for record in records if record.status == "finished"]
+    shown = [metric for metric in metrics or _METRICS if metric in known]
+    parts = [f"# {title}\n"]
+    for (data, held_out), section in _sections(finished).items():
+        groups = _groups(section)
+        if held_out == "validation":
+            parts.append(f"## Tuning: {data}, validation part\n\n{_tuning_table(groups, shown[:1])}")
+            continue
+        parts.append(f"## {data}\n\n{_table(groups, shown)}\n{_notes(section, shown)}")
+        picture = out.with_suffix(".png")
+        if shown and _plot(groups, shown[0], picture):
+            parts.append(f"![{_title(shown[0])} against epochs and time]({picture.name})\n")
+    unfinished = [f"* {r.name}, seed {r.seed}: {r.status}" for r in records if r.status != "finished"]
+    if unfinished:
+        parts.append("## Not finished\n\n" + "\n".join(unfinished) + "\n")
+    text = "\n".join(parts)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text)
+    return text
+
+
+def _sections(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
+    """Group records by what they were measured on; results on test images come first."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        data = f"{record.data.get('class')}, {_images(record, 'pretrain')} training images"
+        found.setdefault((data, record.data.get("held_out", "test")), []).append(record)
+    return dict(sorted(found.items(), key=lambda item: item[0][1] == "validation"))
+
+
+def _images(record: Record, split: str) -> str:
+    """Return the number of images of a split as the fingerprint has it."""
+    text = str((record.data.get("fingerprint") or {}).get(split, "?"))
+    return text.split(" ")[0]
+
+
+def _groups(records: Sequence[Record]) -> list[Group]:
+    """Group runs that differ in their seed only, in the order of their first start."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for record in sorted(records, key=lambda r: r.started):
+        found.setdefault((record.name, record.config_hash), []).append(record)
+    return [Group(name, tuple(group)) for (name, _), group in found.items()]
+
+
+def _table(groups: Sequence[Group], metrics: Sequence[str]) -> str:
+    paper = {
+        (group.name, metric): value
+        for group in groups for metric in metrics
+        if (value := paper_value(group.records[0], metric)) is not None
+    }  # fmt: skip
+    head = ["method", "seeds"]
+    for metric in metrics:
+        head += [_title(metric), "best epoch"]
+        head += ["paper"] if any(key[1] == metric for key in paper) else []
+    head += ["images/s", "minutes", "memory, GB"]
+    rows = []
+    for group in groups:
+        row = [group.name, str(len(group.records))]
+        for metric in metrics:
+            row += [_spread(group.last(metric)), _spread(group.best(metric))]
+            if any(key[1] == metric for key in paper):
+                value = paper.get((group.name, metric))
+                row.append("-" if value is None else f"{value:.3f}")
+        speed = [r.images_per_second for r in group.records if r.images_per_second]
+        memory = [r.peak_memory / 1e9 for r in group.records if r.peak_memory]
+        row += [f"{statistics.mean(speed):.0f}" if speed else "-"]
+        row += [f"{statistics.mean(r.seconds for r in group.records) / 60:.1f}"]
+        rows.append([*row, f"{max(memory):.1f}" if memory else "-"])
+    return _markdown(head, rows)
+
+
+def _tuning_table(groups: Sequence[Group], metrics: Sequence[str]) -> str:
+    """One row per try, with the options in which the tries of a variant differ, the best of them in bold."""
+    rows = []
+    for name in dict.fromkeys(group.name for group in groups):
+        tries = [group for group in groups if group.name == name]
+        options = [
+            _flat({k: v for k, v in group.records[0].config.items() if k == "model"}) for group in tries
+        ]
+        varying = [key for key in options[0] if len({str(option.get(key)) for option in options}) > 1]
+        values = [group.last(metrics[0])[0] if group.last(metrics[0]) else -math.inf for group in tries]
+        for option, value in zip(options, values, strict=True):
+            words = ", ".join(f"{key.rpartition('.')[2]} = {option.get(key)}" for key in varying) or "-"
+            text = f"{value:.3f}" if value > -math.inf else "-"
+            rows.append([name, words, f"**{text}**" if value == max(values) else text])
+    return _markdown(["method", "tried", *map(_title, metrics)], rows)
+
+
+def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(config, dict):
+        return {prefix: config}
+    return {
+        key: value for name, part in config.items() for key, value in _flat(part, f"{prefix}.{name}").items()
+    }
+
+
+def _notes(records: Sequence[Record], metrics: Sequence[str]) -> str:
+    """Return what the numbers depend on: protocol, data, code, machine."""
+    lines = [
+        "Mean ± standard deviation over seeds, at the end of training; *best epoch* is chosen in hindsight."
+    ]
+    first = records[0]
+    if any(metric.endswith("top1") for metric in metrics):
+        count = re.match(r"\d+", _images(first, "query"))
+        accuracy = statistics.mean(r.metrics[metrics[0]].last for r in records if metrics[0] in r.metrics)
+        if count is not None:
+            error = math.sqrt(accuracy * (1 - accuracy) / int(count[0]))
+            lines.append(f"One readout on {count[0]} images has a standard error of {error:.3f}.")
+    for name in dict.fromkeys(name for record in records for name in record.protocols):
+        texts = dict.fromkeys(record.protocols[name] for record in records if name in record.protocols)
+        lines.append(f"{_TITLES.get(name, name)}: {'; '.join(texts)}.")
+    machines = dict.fromkeys(_machine(record) for record in records)
+    commits = dict.fromkeys(record.commit[:10] + "+" * record.commit.endswith("+") for record in records)
+    lines.append(f"Machine: {'; '.join(machines)}. Commit: {', '.join(filter(None, commits)) or 'unknown'}.")
+    lines.append(f"Data: {', '.join(f'{k} {v}' for k, v in (first.data.get('fingerprint') or {}).items())}.")
+    return "\n".join(lines) + "\n"
+
+
+def _machine(record: Record) -> str:
+    parts = record.hardware
+    text = f"{parts.get('cpu')}, {parts.get('cores')} cores, {parts.get('threads')} threads per run"
+    return text + (f", {parts['gpu']}" if "gpu" in parts else "") + f", torch {parts.get('torch')}"
+
+
+def _plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
+    """Draw mean and range over seeds against epochs and minutes; return whether there was a curve to draw."""
+    groups = [
+        g for g in groups if any(len(r.metrics[metric].curve) > 1 for r in g.records if metric in r.metrics)
+    ]
+    if not groups:
+        return False
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("the plot needs matplotlib: pip install 'mmcl-lightning[report]'") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    colors = plt.get_cmap("tab10" if len(groups) <= 10 else "tab20").colors
+    for index, group in enumerate(groups):
+        curves = [r.metrics[metric].curve for r in group.records if metric in r.metrics]
+        common = min(map(len, curves))
+        points = [[curve[i] for curve in curves] for i in range(common)]
+        style = {
+            "color": colors[index % len(colors)],
+            "linestyle": ("-", "--", ":")[index // len(colors) % 3],
+        }
+        for axis, column, unit in ((axes[0], 0, 1.0), (axes[1], 2, 60.0)):
+            x = [statistics.mean(point[column] for point in at) / unit for at in points]
+            y = [[point[3] for point in at] for at in points]
+            axis.plot(x, [statistics.mean(values) for values in y], label=group.name, **style)
+            band = {**style, "alpha": 0.12, "linewidth": 0}
+            axis.fill_between(x, [min(v) for v in y], [max(v) for v in y], **band)
+    for axis, label in zip(axes, ("epochs", "minutes, readouts included"), strict=True):
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel(_title(metric))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return True
+
+
+def _title(metric: str) -> str:
+    place, _, name = metric.partition("/")
+    return f"{_TITLES.get(place, place)} {name}".replace("top1", "top-1").replace("top5", "top-5")
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -1,0 +1,162 @@
+"""Run a study: one process per run, nothing twice, and on after a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.ledger import Record
+from mmcl_lightning.studies.study import Run, Study, Variant
+
+__all__ = ["Sweep"]
+
+
+class Sweep:
+    """Runs of a study below one folder.
+
+    A run is finished once its record says so and was made by the same arguments; it is then never run again.
+    A run that was stopped goes on from its last checkpoint, where the recipe writes one.
+
+    Args:
+        study: What to run.
+        folder: Folder for this study's runs; each gets ``output.txt``, checkpoints and ``ledger.json``.
+        parallel: Runs at a time. Each gets its share of the processor's cores.
+        extra: Further arguments for every run, such as ``["--data.root", "data"]``.
+    """
+
+    def __init__(self, study: Study, folder: Path, parallel: int = 1, extra: list[str] | None = None) -> None:
+        if parallel < 1:
+            raise ConfigError(f"parallel must be >= 1, got {parallel}")
+        self.study, self.folder, self.parallel = study, folder, parallel
+        self.extra = tuple(extra or ())
+        self.failures: list[str] = []
+        self._lock = threading.Lock()
+        self._left = 0
+
+    def run(self) -> bool:
+        """Run what is not finished; return whether all is finished now.
+
+        A variant's reported runs start once its tuning runs are done. Several variants go on beside each
+        other, so no core waits.
+        """
+        variants = self.study.variants
+        self._left = sum(len(self.study.tuning_runs(v)) + len(self.study.seeds) for v in variants)
+        print(f"{self.study.name}: {self._left} runs, {self.parallel} at a time", flush=True)
+        with ThreadPoolExecutor(self.parallel) as pool:
+            tuning = {v.name: [pool.submit(self._do, r) for r in self.study.tuning_runs(v)] for v in variants}
+            reported = []
+            for variant in variants:
+                if all([job.result() for job in tuning[variant.name]]):  # wait for all of them
+                    for run in self.study.runs(variant, self.choose(variant)):
+                        reported.append(pool.submit(self._do, run))
+                else:
+                    self.failures.append(f"{variant.name}: not run, since its tuning failed")
+            finished = all([job.result() for job in reported])
+        for failure in self.failures:
+            print(failure, file=sys.stderr)
+        return finished and not self.failures
+
+    def choose(self, variant: Variant) -> dict[str, Any]:
+        """Return the tried values with the largest last value of the tuning metric.
+
+        Raises:
+            DataError: If a tuning run has no such metric.
+        """
+        runs = self.study.tuning_runs(variant)
+        if not runs:
+            return variant.tries()[0]
+        scores = []
+        for run in runs:
+            record = Record.read(self._ledger(run))
+            if self.study.tuning_metric not in record.metrics:
+                raise DataError(
+                    f"{run.name} logged no {self.study.tuning_metric}, which the tuning is to choose by; "
+                    f"it has {', '.join(sorted(record.metrics))}"
+                )
+            scores.append(record.metrics[self.study.tuning_metric].last)
+        return runs[scores.index(max(scores))].choice
+
+    def _do(self, run: Run) -> bool:
+        """Run one run unless it is finished; return whether it is."""
+        if not self._finished(run):
+            started = time.monotonic()
+            code = self._call(run)
+            with self._lock:
+                self._left -= 1
+                minutes = (time.monotonic() - started) / 60
+                if code or not self._finished(run):
+                    self.failures.append(f"{run.name}: failed, see {self.folder / run.name / 'output.txt'}")
+                    print(f"[{self._left} left] {run.name}: FAILED after {minutes:.1f} min", flush=True)
+                    return False
+                print(f"[{self._left} left] {run.name}: {self._score(run)}, {minutes:.1f} min", flush=True)
+        else:
+            with self._lock:
+                self._left -= 1
+                print(f"[{self._left} left] {run.name}: {self._score(run)}, finished before", flush=True)
+        return True
+
+    def _call(self, run: Run) -> int:
+        folder = self.folder / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "arguments.json").write_text(json.dumps(self._arguments(run)) + "\n")
+        command = [sys.executable, "-m", "mmcl_lightning", *self._arguments(run)]
+        command += ["--trainer.logger.save_dir", str(folder), "--trainer.logger.name", "run"]
+        command += ["--trainer.enable_progress_bar", "false"]
+        if any(folder.glob("run/*/checkpoints/last*.ckpt")):
+            command += ["--ckpt_path", "last"]
+        threads = max(1, (os.cpu_count() or 1) // self.parallel)
+        environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **os.environ}
+        with open(folder / "output.txt", "a") as output:
+            return subprocess.run(
+                command, stdout=output, stderr=subprocess.STDOUT, env=environment
+            ).returncode
+
+    def _arguments(self, run: Run) -> list[str]:
+        return [*run.arguments, *self.extra]
+
+    def _finished(self, run: Run) -> bool:
+        """Whether the run has a record that says so, made by these arguments; labels it and puts it on top."""
+        folder = self.folder / run.name
+        target = self._ledger(run)
+        try:
+            same = json.loads((folder / "arguments.json").read_text()) == self._arguments(run)
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            _set_aside(folder)
+            target.unlink(missing_ok=True)
+            return False
+        if target.exists():
+            return True
+        for found in folder.glob("run/*/ledger.json"):
+            record = Record.read(found)
+            if record.status == "finished":
+                record.label = run.label
+                record.write(target)
+                return True
+        return False
+
+    def _ledger(self, run: Run) -> Path:
+        return self.folder / "ledger" / f"{run.name.replace('/', ', ')}.json"
+
+    def _score(self, run: Run) -> str:
+        metric = Record.read(self._ledger(run)).metrics.get(self.study.tuning_metric)
+        return "no " + self.study.tuning_metric if metric is None else f"{metric.last:.3f}"
+
+
+def _set_aside(folder: Path) -> None:
+    """Move what other arguments left behind out of the way."""
+    if not folder.exists():
+        return
+    number = 1
+    while (old := folder.with_name(f"{folder.name}.old{number}")).exists():
+        number += 1
+    folder.rename(old)

@@ -1,0 +1,161 @@
+"""Backbone weights from every kind of file: all of them or none, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from runs import FlatNet, mmcl, shapes, trainer
+from torch import nn
+
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.models import build_backbone
+from mmcl_lightning.modules import export_backbone
+from mmcl_lightning.modules.weights import (
+    backbone_from,
+    digests,
+    load_backbone,
+    read_backbone,
+)
+
+
+def checkpoint(folder: Path, **options: Any) -> tuple[str, nn.Module]:
+    """A Lightning checkpoint of a module that has not been trained, and its backbone."""
+    module = mmcl(**options)
+    run = trainer(folder, limit_train_batches=0, max_epochs=1)
+    run.fit(module, shapes())
+    run.save_checkpoint(folder / "run.ckpt")
+    return str(folder / "run.ckpt"), module.backbone
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    a, b = one.state_dict(), other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_checkpoint_of_ours_tells_its_network(tmp_path: Path) -> None:
+    path, trained = checkpoint(tmp_path, backbone="resnet18", cifar_stem=True)
+    torch.manual_seed(9)
+    backbone, described, report = backbone_from(path)
+    assert same(backbone, trained)
+    assert described == {"checkpoint": path, "backbone": "resnet18", "cifar_stem": True}
+    assert report == f"{path}: 120 of 120 weights of the backbone loaded"
+
+
+def test_exported_weights_are_torchvisions_without_the_classifier(tmp_path: Path) -> None:
+    path, trained = checkpoint(tmp_path, backbone="resnet18")
+    out = tmp_path / "new" / "backbone.pt"
+    said = export_backbone(path, str(out))
+    assert said.startswith(f"Wrote {out}: 120 tensors of resnet18; read it with torch.load(")
+    weights = torch.load(out, weights_only=True)
+    theirs = torchvision.models.resnet18()
+    missing = theirs.load_state_dict(weights, strict=False)
+    assert sorted(missing.missing_keys) == ["fc.bias", "fc.weight"]
+    assert missing.unexpected_keys == []
+    theirs.fc = nn.Identity()
+    assert same(theirs, trained)
+    assert out.stat().st_size < 1.1 * sum(t.numel() * t.element_size() for t in weights.values())
+    assert [p.name for p in out.parent.iterdir()] == ["backbone.pt"]
+    # And back, under the name that the file itself no longer tells.
+    backbone, described, _ = backbone_from(str(out), "resnet18")
+    assert same(backbone, trained)
+    assert described["cifar_stem"] is False
+    with pytest.raises(ConfigError, match="is a folder: give the name of the file"):
+        export_backbone(path, str(tmp_path))
+
+
+def test_torchvisions_own_file_has_a_classifier_more(tmp_path: Path) -> None:
+    whole = torchvision.models.resnet18()
+    state = {k: v for k, v in whole.state_dict().items() if not k.endswith("num_batches_tracked")}
+    torch.save(state, tmp_path / "resnet18.pth")  # files of old versions have no counters
+    backbone, _, report = backbone_from(str(tmp_path / "resnet18.pth"), "resnet18")
+    assert report.endswith("100 of 120 weights of the backbone loaded; left out: fc.weight, fc.bias")
+    whole.fc = nn.Identity()
+    assert same(backbone, whole)
+
+
+def test_timms_own_file_too(tmp_path: Path) -> None:
+    whole = timm.create_model("resnet10t", num_classes=7)
+    torch.save(whole.state_dict(), tmp_path / "timm.pth")
+    backbone, _, report = backbone_from(str(tmp_path / "timm.pth"), "timm:resnet10t")
+    assert report.endswith("left out: fc.weight, fc.bias")
+    assert torch.equal(backbone.conv1[0].weight, whole.conv1[0].weight)
+
+
+@pytest.mark.parametrize("prefix", ["convnet.", "encoder.", "module.backbone.", "module."])
+def test_files_of_other_code(prefix: str, tmp_path: Path) -> None:
+    source = build_backbone("resnet18", cifar_stem=True)
+    state = {f"{prefix}{key}": value for key, value in source.state_dict().items()}
+    if prefix == "convnet.":  # the published code keeps a classifier that it never trains
+        state |= {"convnet.fc.weight": torch.zeros(1000, 512), "projection.fc1.weight": torch.zeros(2, 2)}
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "other.pth.tar")
+    backbone, described, _ = backbone_from(str(tmp_path / "other.pth.tar"), "resnet18")
+    assert same(backbone, source)
+    assert described["cifar_stem"] is True  # read off the first convolution
+
+
+def test_a_key_is_never_eaten_beyond_its_prefix(tmp_path: Path) -> None:
+    # str.lstrip("backbone.") would turn these into "lock" and "onv".
+    torch.save({"backbone.block": torch.ones(1), "backbone.conv": torch.ones(1)}, tmp_path / "x.pt")
+    assert list(read_backbone(str(tmp_path / "x.pt")).weights) == ["block", "conv"]
+
+
+def test_what_does_not_fit_is_counted_and_named(tmp_path: Path) -> None:
+    path, _ = checkpoint(tmp_path, backbone="resnet18", cifar_stem=True)
+    with pytest.raises(ConfigError) as wrong:
+        backbone_from(path, "resnet34", cifar_stem=False)
+    said = str(wrong.value)
+    assert "119 of its 216 weights match" in said
+    assert (
+        "are missing in the file (layer1.2.conv1.weight, layer1.2.bn1.weight, layer1.2.bn1.bias, ...)" in said
+    )
+    assert "1 differ in shape (conv1.weight)" in said
+    assert said.endswith("It was trained with backbone 'resnet18', cifar_stem=True")
+    assert len(said) < 500
+
+    export_backbone(path, str(tmp_path / "b.pt"))
+    with pytest.raises(ConfigError, match="first convolution is 3 wide: set cifar_stem accordingly"):
+        backbone_from(str(tmp_path / "b.pt"), "resnet18", cifar_stem=False)
+    with pytest.raises(ConfigError, match="does not say of which network it is: set backbone"):
+        backbone_from(str(tmp_path / "b.pt"))
+
+    net = build_backbone("conv4")
+    before = digests(net.state_dict())
+    torch.save({**net.state_dict(), "fc.weight": torch.ones(2)}, tmp_path / "extra.pt")
+    with pytest.raises(ConfigError, match=r"1 of the file are unknown to the backbone \(fc\.weight\)"):
+        load_backbone(net, read_backbone(str(tmp_path / "extra.pt")))
+    assert digests(net.state_dict()) == before  # all or nothing
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no checkpoint"):
+        read_backbone(str(tmp_path / "nowhere.ckpt"))
+    (tmp_path / "torn").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ConfigError, match="cannot be read as weights"):
+        read_backbone(str(tmp_path / "torn"))
+    torch.save({"epoch": 3}, tmp_path / "empty.pt")
+    with pytest.raises(ConfigError, match="holds no weights"):
+        read_backbone(str(tmp_path / "empty.pt"))
+
+
+def test_live_backbones(tmp_path: Path) -> None:
+    path, trained = checkpoint(tmp_path, backbone=FlatNet())
+    with pytest.raises(ConfigError, match=r"live object for backbone \(runs\.FlatNet\)"):
+        backbone_from(path)
+    backbone, described, _ = backbone_from(path, FlatNet())
+    assert same(backbone, trained)
+    assert described["backbone"] == {"live_object": "runs.FlatNet"}
+    with pytest.raises(ConfigError, match="random weights need a network"):
+        backbone_from("random")
+
+
+def test_digests_tell_single_bits() -> None:
+    zero = {"a": torch.zeros(3), "n": torch.tensor(4)}
+    assert digests(zero) == digests({"a": torch.zeros(3), "n": torch.tensor(4)})
+    assert digests(zero)["a"] != digests({"a": torch.tensor([0.0, -0.0, 0.0])})["a"]
+    assert digests(zero)["n"] != digests({"n": torch.tensor(5)})["n"]
+    assert len(digests({"h": torch.zeros(2, dtype=torch.bfloat16)})["h"]) == 16
