@@ -159,3 +159,12 @@ def test_a_real_run(tmp_path: Path) -> None:
     assert Sweep(small, tmp_path).run(), next(tmp_path.rglob("output.txt")).read_text()
     found = Record.read(tmp_path / "ledger" / "Exact, seed 5.json")
     assert (found.label, found.method, found.seed, found.steps) == ("Exact", "MMCL, Exact", 5, 2)
+
+    # As a stop leaves it: a checkpoint, and a record that is not of a finished run.
+    found.status = "interrupted"
+    found.write(next(tmp_path.glob("Exact/seed 5/run/*/ledger.json")))
+    (tmp_path / "ledger" / "Exact, seed 5.json").unlink()
+    assert Sweep(small, tmp_path).run()
+    assert "Restored all states from the checkpoint" in next(tmp_path.rglob("output.txt")).read_text()
+    again = Record.read(tmp_path / "ledger" / "Exact, seed 5.json")
+    assert (again.status, again.started) == ("finished", found.started)

@@ -49,7 +49,8 @@ class Exact(Solver):
 
     Args:
         tol: A problem is done when its optimality residual (``kkt_residual``) is at most ``tol`` times its
-            largest alpha, or ``tol`` where that is below 1.
+            largest alpha, or ``tol`` where that is below 1 (``tol * C`` if C is), within limits: see
+            :func:`~mmcl_lightning.svm.solvers.base.allowed_residual`.
         max_steps: Most splitting steps per problem.
         rho: Penalty, > 0; ``"auto"`` takes 1.3 sqrt(reg (reg + ||K||_F)), near the best in our
             measurements.

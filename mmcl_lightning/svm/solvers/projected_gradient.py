@@ -33,7 +33,8 @@ class ProjectedGradient(Solver):
 
     Args:
         tol: A problem is done when its optimality residual (``kkt_residual``) is at most ``tol`` times its
-            largest alpha, or ``tol`` where that is below 1.
+            largest alpha, or ``tol`` where that is below 1 (``tol * C`` if C is), within limits: see
+            :func:`~mmcl_lightning.svm.solvers.base.allowed_residual`.
         max_steps: Most iterations.
         step_size: A number > 0, ``"lipschitz"`` (1 over the largest eigenvalue, by power iterations) or
             ``"frobenius"`` (1 over the Frobenius norm, shorter, what the published ImageNet runs used).
