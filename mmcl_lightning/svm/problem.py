@@ -31,6 +31,8 @@ from mmcl_lightning.svm.factorisation import Factorisation, factorise
 
 __all__ = ["MaxMarginDual", "max_margin_dual"]
 
+_ROUNDINGS = 8  # times eps: most seen in a gradient, but for candidates that are equal to rounding
+
 
 def max_margin_dual(
     gram: Tensor,
@@ -208,9 +210,21 @@ class MaxMarginDual:
         return (alpha * self.keep).clamp_(0, self.C)
 
     def kkt_residual(self, alpha: Tensor, gradient: Tensor | None = None) -> Tensor:
-        """Largest ``|alpha - clip(alpha - gradient)|`` of each problem, ``(B,)``; zero at the optimum."""
+        """Largest ``|alpha - clip(alpha - a gradient)| / a`` of each problem, ``(B,)``; zero at the optimum.
+
+        With ``a``, the largest alpha of the problem, as the unit: a variable counts by its gradient, which
+        is -2 at alpha = 0, or by its relative distance from the bound that the gradient points to,
+        whichever is less. So neither the scale of the kernel nor that of ``C`` matters.
+        """
         gradient = self.gradient(alpha) if gradient is None else gradient
-        return (alpha - (alpha - gradient).clamp_(0, self.C)).abs_().amax(1)
+        unit = alpha.amax(1, keepdim=True).clamp_min_(torch.finfo(alpha.dtype).tiny)
+        moved = torch.addcmul(alpha, gradient, unit, value=-1).clamp_(0, self.C)
+        return moved.sub_(alpha).div_(unit).abs_().amax(1)
+
+    def rounding(self, alpha: Tensor) -> Tensor:
+        """Size up to which rounding explains an entry of the gradient at ``alpha``, shape ``(B,)``."""
+        size = self.gram.diagonal().abs().max() * alpha.sum(1) + self.reg * alpha.amax(1) + 2
+        return _ROUNDINGS * torch.finfo(alpha.dtype).eps * size
 
     def duality_gap(self, alpha: Tensor, gradient: Tensor | None = None) -> Tensor:
         """Bound on the distance of the objective from its optimum, shape ``(B,)``.
@@ -221,9 +235,9 @@ class MaxMarginDual:
         gradient = self.gradient(alpha) if gradient is None else gradient
         if self.reg > 0:
             step = (alpha - gradient / self.reg).clamp_(0, self.C) - alpha
-        else:
-            step = torch.where(gradient < 0, self.C - alpha, torch.where(gradient > 0, -alpha, 0.0))
-        return -(gradient * step + self.reg / 2 * step.square()).sum(1)
+            return -(gradient * step + self.reg / 2 * step.square()).sum(1)
+        room = torch.where(gradient > 0, alpha, self.C - alpha)
+        return (gradient.abs() * room).masked_fill_(gradient == 0, 0).sum(1)
 
     def frobenius_norm(self) -> Tensor:
         """Frobenius norm of ``Delta + reg I`` of each problem, shape ``(B,)``, without forming any."""

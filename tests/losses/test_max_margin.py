@@ -429,7 +429,7 @@ def test_statistics_equal_their_definition(negatives: str, C: float, solver: Sol
         bound += int((a > C * (1 - 1e-6)).sum())
         delta = matrix - 0.1 * torch.eye(N, dtype=torch.float64)
         margins.append(1 / (a @ delta @ a).sqrt().item())
-        residuals.append((a - (a - matrix @ a + 2).clamp(0, C)).abs().max().item())
+        residuals.append(((a - (a - a.max() * (matrix @ a - 2)).clamp(0, C)).abs() / a.max()).max().item())
         best = box_optimum(matrix.numpy(), C)
         value, optimum = ((x @ matrix.numpy() @ x / 2 - 2 * x.sum()) for x in (a.numpy(), best))
         gaps.append((value - optimum) / abs(value))

@@ -105,7 +105,7 @@ def test_select_equals_the_rows(case: Case) -> None:
 def test_residual_is_zero_only_at_the_optimum(case: Case) -> None:
     problem = case.problem()
     best = solved(case, BOX_SOLVERS[1]).alpha
-    assert (problem.kkt_residual(best) / best.amax(1).clamp_min(1)).max() < 2e-10
+    assert (problem.kkt_residual(best) <= problem.rounding(best).clamp_min(1e-10)).all()
     moved = problem.clip(best + 0.1 * problem.keep)
     assert (problem.kkt_residual(moved) > 1e-4).all()
     assert torch.equal(problem.kkt_residual(moved, problem.gradient(moved)), problem.kkt_residual(moved))
@@ -119,8 +119,36 @@ def test_residual_equals_its_formula(case: Case) -> None:
     for b in some_rows(case):
         matrix, indices = problem.dense(b)
         a = alpha[b, indices]
-        expected = (a - (a - matrix @ a + 2).clamp(0, case.C)).abs().max()
+        unit = a.max()
+        moved = (a - unit * (matrix @ a - 2)).clamp(0, case.C)
+        expected = (a - moved).abs().max() / unit if unit > 0 else torch.tensor(2.0, dtype=torch.float64)
         torch.testing.assert_close(residual[b], expected, rtol=1e-9, atol=1e-11)
+
+
+@every_case
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_residual_does_not_depend_on_the_scale_of_the_kernel(case: Case, scale: float) -> None:
+    problem = case.problem()
+    alpha = _random(problem)
+    scaled = replace(
+        problem,
+        gram=scale * problem.gram,
+        diag_correction=scale * problem.diag_correction,
+        reg=scale * problem.reg,
+        C=problem.C / scale,
+    )
+    expected = problem.kkt_residual(alpha)
+    torch.testing.assert_close(scaled.kkt_residual(alpha / scale), expected, rtol=1e-9, atol=1e-12)
+
+
+@every_case
+def test_rounding_covers_the_error_in_single_precision(case: Case) -> None:
+    problem = case.problem(torch.float32)
+    double = replace(problem, gram=problem.gram.double(), diag_correction=problem.diag_correction.double())
+    alpha = _random(problem, seed=3)
+    error = (problem.gradient(alpha) - double.gradient(alpha.double())).abs().amax(1)
+    assert (error <= problem.rounding(alpha)).all()
+    assert (problem.rounding(alpha) <= 1e-3 * (problem.gram.abs().max() * alpha.sum(1) + 2)).all()
 
 
 @definite_case
@@ -134,6 +162,12 @@ def test_gap_bounds_the_distance_from_the_optimum(case: Case) -> None:
         assert (problem.duality_gap(alpha) >= distance - 1e-8 * optimum.abs()).all()
         assert (distance > 0).all()
     assert problem.duality_gap(best).abs().max() < 1e-8 * optimum.abs().max()
+
+
+def test_gap_of_a_stationary_point_is_zero_without_ridge_and_bound() -> None:
+    problem = replace(ZOO["both views"], reg=0.0, C=math.inf).problem()
+    alpha = _random(problem)
+    assert not problem.duality_gap(alpha, torch.zeros_like(alpha)).any()
 
 
 @pytest.mark.parametrize("C", [1.0, math.inf])

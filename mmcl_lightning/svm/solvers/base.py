@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 
 import torch
 from torch import Tensor
@@ -41,20 +42,17 @@ class Solver(abc.ABC):
         """Solve without recording gradients."""
 
 
-def allowed_residual(alpha: Tensor, tol: float, C: float) -> Tensor:
-    """Residual at which a problem counts as solved, shape ``(B,)``: ``tol``, relative to a large alpha.
+def allowed_residual(problem: MaxMarginDual, alpha: Tensor, tol: float) -> Tensor:
+    """Residual at which a problem counts as solved, shape ``(B,)``: ``tol``, or what rounding leaves.
 
-    Rounding in the gradient grows with alpha, so an absolute tolerance could not be met there; but a residual
-    near 2, the gradient at zero, says nothing. A box smaller than 1 bounds the residual itself, so the
-    tolerance is relative to C there, as far as rounding lets it.
+    Rounding is no excuse for more than a hundredth: there the gradient says nothing any more.
     """
-    allowed = (tol * alpha.amax(1).clamp_min(min(1.0, C))).clamp_max(max(10 * tol, 0.1))
-    return allowed.clamp_min(min(16 * torch.finfo(alpha.dtype).eps, 0.01 * C))
+    return problem.rounding(alpha).clamp_(tol, max(tol, 0.01))
 
 
 def check_iterations(max_steps: int, tol: float, check_every: int = 1) -> None:
     """Raise :class:`ConfigError` unless the options of an iterative solver make sense."""
     if max_steps < 1 or check_every < 1:
         raise ConfigError(f"max_steps and check_every must be >= 1, got {max_steps} and {check_every}")
-    if not tol >= 0:
-        raise ConfigError(f"tol must be >= 0, got {tol}")
+    if not 0 <= tol < math.inf:
+        raise ConfigError(f"tol must be a finite number >= 0, got {tol}")

@@ -48,9 +48,8 @@ class Exact(Solver):
     Bertsekas, "Projected Newton Methods for Optimization Problems with Simple Constraints", 1982.
 
     Args:
-        tol: A problem is done when its optimality residual (``kkt_residual``) is at most ``tol`` times its
-            largest alpha, or ``tol`` where that is below 1 (``tol * C`` if C is), within limits: see
-            :func:`~mmcl_lightning.svm.solvers.base.allowed_residual`.
+        tol: A problem is done when its optimality residual (``problem.kkt_residual``, which is of the order
+            of 1 far from the optimum) is at most ``tol``, or what rounding leaves where that is more.
         max_steps: Most splitting steps per problem.
         rho: Penalty, > 0; ``"auto"`` takes 1.3 sqrt(reg (reg + ||K||_F)), near the best in our
             measurements.
@@ -85,7 +84,7 @@ class Exact(Solver):
         parts = torch.split(rows, self._problems_at_a_time(problem))
         found = [self._solve_part(problem.select(part), factorisation.select(part)) for part in parts]
         alpha, residual, steps = (torch.cat(column) for column in zip(*found, strict=True))
-        done = bool((residual <= allowed_residual(alpha, self.tol, problem.C)).all())
+        done = bool((residual <= allowed_residual(problem, alpha, self.tol)).all())
         return Solution(
             alpha=alpha,
             status=Status.CONVERGED if done else Status.MAX_STEPS,
@@ -104,10 +103,10 @@ class Exact(Solver):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return alpha ``(b, n)``, residual ``(b,)`` and splitting steps ``(b,)`` of some problems."""
         state = problem.clip(factorisation.solve_constant(2.0))
-        best = _Best(problem, state)
+        best = _Best(problem, state, self.tol)
         steps = torch.zeros(problem.B, dtype=torch.int64, device=state.device)
 
-        left, active, step = torch.arange(problem.B, device=state.device), ~best.done(self.tol), 0
+        left, active, step = torch.arange(problem.B, device=state.device), ~best.done, 0
         while step < self.max_steps and bool(active.any()):
             if not bool(active.all()):  # finished problems leave
                 left, state = left[active], state[active]
@@ -119,7 +118,7 @@ class Exact(Solver):
             few = _few(problem.n, step / self.check_every)
             for index, alpha, gradient in _polish(problem, state.clamp(0, problem.C), self.tol, few):
                 best.update(left[index], problem.select(index), alpha, gradient)
-            active = ~best.done(self.tol)[left]
+            active = ~best.done[left]
         return best.alpha, best.residual, steps
 
     def _split(
@@ -155,17 +154,17 @@ def _few(n: int, rounds: float) -> float:
 class _Best:
     """The point of each problem with the smallest residual so far."""
 
-    def __init__(self, problem: MaxMarginDual, alpha: Tensor):
-        self.alpha, self.residual, self.C = alpha.clone(), problem.kkt_residual(alpha), problem.C
-
-    def done(self, tol: float) -> Tensor:
-        """Which problems have met the tolerance, bool ``(B,)``."""
-        return self.residual <= allowed_residual(self.alpha, tol, self.C)
+    def __init__(self, problem: MaxMarginDual, alpha: Tensor, tol: float):
+        self.alpha, self.residual = alpha.clone(), problem.kkt_residual(alpha)
+        self.done = self.residual <= allowed_residual(problem, alpha, tol)  # bool (B,)
+        self.tol = tol
 
     def update(self, index: Tensor, problem: MaxMarginDual, alpha: Tensor, gradient: Tensor) -> None:
         residual = problem.kkt_residual(alpha, gradient)
         better = residual < self.residual[index]
-        self.alpha[index[better]], self.residual[index[better]] = alpha[better], residual[better]
+        index = index[better]
+        self.alpha[index], self.residual[index] = alpha[better], residual[better]
+        self.done[index] = (residual <= allowed_residual(problem, alpha, self.tol))[better]
 
 
 def _polish(
@@ -181,7 +180,7 @@ def _polish(
     yield index, alpha, gradient
     for _ in range(_NEWTON_ROUNDS):
         free = free_variables(problem, alpha, gradient)
-        go = problem.kkt_residual(alpha, gradient) > allowed_residual(alpha, tol, problem.C)
+        go = problem.kkt_residual(alpha, gradient) > allowed_residual(problem, alpha, tol)
         go &= free.sum(1) <= few
         if not bool(go.any()):
             break

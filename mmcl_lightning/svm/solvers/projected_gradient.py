@@ -32,9 +32,8 @@ class ProjectedGradient(Solver):
     O'Donoghue and Candes, 2015. :meth:`reference` gives the options of the published code.
 
     Args:
-        tol: A problem is done when its optimality residual (``kkt_residual``) is at most ``tol`` times its
-            largest alpha, or ``tol`` where that is below 1 (``tol * C`` if C is), within limits: see
-            :func:`~mmcl_lightning.svm.solvers.base.allowed_residual`.
+        tol: A problem is done when its optimality residual (``problem.kkt_residual``, which is of the order
+            of 1 far from the optimum) is at most ``tol``, or what rounding leaves where that is more.
         max_steps: Most iterations.
         step_size: A number > 0, ``"lipschitz"`` (1 over the largest eigenvalue, by power iterations) or
             ``"frobenius"`` (1 over the Frobenius norm, shorter, what the published ImageNet runs used).
@@ -104,7 +103,7 @@ class ProjectedGradient(Solver):
         best, residual = alpha.clone(), problem.kkt_residual(alpha)
         steps = torch.zeros(problem.B, dtype=torch.int64, device=alpha.device)
         rows, step = torch.arange(problem.B, device=alpha.device), 0
-        active = residual > allowed_residual(best, self.tol, problem.C)
+        active = residual > allowed_residual(problem, best, self.tol)
         while step < self.max_steps and bool(active.any()):
             if not bool(active.all()):
                 rows = rows[active]
@@ -116,8 +115,8 @@ class ProjectedGradient(Solver):
             steps[rows] = step
             better = current < residual[rows]
             best[rows[better]], residual[rows[better]] = state.alpha[better], current[better]
-            active = current > allowed_residual(state.alpha, self.tol, problem.C)
-        done = bool((residual <= allowed_residual(best, self.tol, problem.C)).all())
+            active = current > allowed_residual(state.problem, state.alpha, self.tol)
+        done = bool((residual <= allowed_residual(problem, best, self.tol)).all())
         return Solution(best, Status.CONVERGED if done else Status.MAX_STEPS, steps, residual)
 
     def _until_still(self, problem: MaxMarginDual, alpha: Tensor, step_size: Tensor) -> Solution:
