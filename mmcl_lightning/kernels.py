@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import is_number, is_whole
 from mmcl_lightning.errors import ConfigError, ShapeError
 
 __all__ = ["RBF", "Intersection", "Kernel", "Linear", "Polynomial", "Tanh", "squared_distances"]
@@ -99,8 +100,8 @@ class RBF(Kernel):
         if self.gamma is not None and self.sigma2 is not None:
             raise ConfigError(f"give gamma or sigma2, not both: gamma={self.gamma}, sigma2={self.sigma2}")
         if self.sigma2 is not None:
-            if not self.sigma2 > 0:
-                raise ConfigError(f"sigma2 must be > 0, got {self.sigma2}")
+            if not (is_number(self.sigma2) and self.sigma2 > 0):
+                raise ConfigError(f"sigma2 must be > 0, got {self.sigma2!r}")
             object.__setattr__(self, "gamma", 1 / (2 * self.sigma2))
             object.__setattr__(self, "sigma2", None)  # one stored form, so that replace() and == work
         elif self.gamma is None:
@@ -108,8 +109,8 @@ class RBF(Kernel):
         if isinstance(self.gamma, str):
             if self.gamma != "median":
                 raise ConfigError(f"gamma must be a number > 0 or 'median', got {self.gamma!r}")
-        elif not (self.gamma is not None and 0 < self.gamma < math.inf):
-            raise ConfigError(f"gamma must be a number > 0 or 'median', got {self.gamma}")
+        elif not (is_number(self.gamma) and 0 < self.gamma < math.inf):
+            raise ConfigError(f"gamma must be a number > 0 or 'median', got {self.gamma!r}")
         else:
             object.__setattr__(self, "gamma", float(self.gamma))  # a NumPy scalar, say
 
@@ -166,10 +167,12 @@ class Polynomial(Kernel):
     offset: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 1 <= self.degree < math.inf or self.degree != int(self.degree):
-            raise ConfigError(f"degree must be an integer >= 1, got {self.degree}")
-        if not self.gamma > 0 or not self.offset >= 0:
-            raise ConfigError(f"gamma must be > 0 and offset >= 0, got {self.gamma} and {self.offset}")
+        if not (is_whole(self.degree) and self.degree >= 1):
+            raise ConfigError(f"degree must be an integer >= 1, got {self.degree!r}")
+        if not (is_number(self.gamma) and 0 < self.gamma < math.inf):
+            raise ConfigError(f"gamma must be a finite number > 0, got {self.gamma!r}")
+        if not (is_number(self.offset) and 0 <= self.offset < math.inf):
+            raise ConfigError(f"offset must be a finite number >= 0, got {self.offset!r}")
 
     def _values(self, x: Tensor, y: Tensor) -> Tensor:
         return (self.gamma * (x @ y.T) + self.offset) ** self.degree
@@ -198,8 +201,10 @@ class Tanh(Kernel):
     positive_semidefinite = False
 
     def __post_init__(self) -> None:
-        if not self.gamma > 0:
-            raise ConfigError(f"gamma must be > 0, got {self.gamma}")
+        if not (is_number(self.gamma) and 0 < self.gamma < math.inf):
+            raise ConfigError(f"gamma must be a finite number > 0, got {self.gamma!r}")
+        if not (is_number(self.offset) and math.isfinite(self.offset)):
+            raise ConfigError(f"offset must be a finite number, got {self.offset!r}")
 
     def _values(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.tanh(self.gamma * (x @ y.T) + self.offset)

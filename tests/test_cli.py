@@ -53,7 +53,7 @@ QUICK = ["fit", "--config=quickstart", *SMALL]
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--model.C=-1"], "C must be > 0, or .inf for no upper bound, got -1.0"),
+        (["--model.C=-1"], "C must be a number > 0, or .inf for no upper bound, got -1.0"),
         (["--model.kernel.gamma=-1"], "gamma must be a number > 0 or 'median', got -1.0"),
         (["--data.batch_size=1"], "batch_size must be at least 2"),
         (["--data.batch_size=64"], "there are only 16 training images; set batch_size to 16 or less"),
@@ -62,7 +62,7 @@ QUICK = ["fit", "--config=quickstart", *SMALL]
             ['--model.schedule={"kernel.gama": {"1": 2}}'],
             "'kernel.gama' is no option of this loss; there are",
         ),
-        (['--model.schedule={"C": {"9": -2}}'], "C must be > 0"),
+        (['--model.schedule={"C": {"9": -2}}'], "C must be a number > 0"),
         (["--model.warmup=1"], "warmup is a share of all steps"),
         (["--trainer.max_epochs=-1"], "needs an end: set trainer.max_epochs or max_steps"),
         (["--ckpt_path=nowhere.ckpt"], "there is no checkpoint nowhere.ckpt"),

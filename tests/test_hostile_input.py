@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,15 @@ from mmcl_lightning.datamodules import ImageFolderDataModule, ShapesDataModule
 from mmcl_lightning.datamodules.image_files import read_image
 from mmcl_lightning.errors import ConfigError, DataError, NumericalError, ShapeError
 from mmcl_lightning.kernels import Polynomial
-from mmcl_lightning.losses import ContrastiveLoss
+from mmcl_lightning.losses import (
+    ContrastiveLoss,
+    DebiasedLoss,
+    DecoupledLoss,
+    HCLLoss,
+    HingeLoss,
+    InfoNCELoss,
+    NTXentLoss,
+)
 from mmcl_lightning.svm import Exact, Inverse, ProjectedGradient, max_margin_dual
 
 TINY = [
@@ -86,6 +96,63 @@ def test_a_kernel_that_overflows_is_named(solver: Any) -> None:
     z0, z1 = (10 * z.float() for z in make_views(8, 4, seed=3))
     with pytest.raises(NumericalError, match=r"Polynomial\(degree=60.*is not finite"):
         MMCLLoss(Polynomial(degree=60, gamma=50.0), solver)(z0, z1)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"C": "1"}, "C must be a number > 0, or .inf .* got '1'"),
+        ({"C": None}, "C .* got None"),
+        ({"C": True}, "C .* got True"),
+        ({"C": 1e-300}, "C=1e-300 is too small for torch.float32"),
+        ({"reg": "x"}, "reg must be a finite number >= 0, got 'x'"),
+        ({"reg": 1e300}, "reg=1e[+]300 is too large for torch.float32"),
+        ({"solver": Exact(rho=1e200)}, "a ridge of 1e[+]200 .* too large for torch.float32"),
+        ({"symmetric": "no"}, "symmetric must be True or False, got 'no'"),
+        ({"normalize": "false"}, "normalize must be True or False, got 'false'"),
+        ({"drop_at_bound": 1}, "drop_at_bound must be True or False, got 1"),
+    ],
+    ids=str,
+)
+def test_options_of_the_wrong_kind_or_size_are_named(options: dict[str, Any], match: str) -> None:
+    z0, z1 = (z.float() for z in make_views(8, 4, seed=3))
+    with pytest.raises(ConfigError, match=match):
+        MMCLLoss(**options)(z0, z1)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [NTXentLoss, DebiasedLoss, HCLLoss, DecoupledLoss, HingeLoss, InfoNCELoss],
+    ids=lambda c: c.__name__,
+)
+def test_numbers_of_the_other_losses_are_checked(build: type) -> None:
+    names = set(inspect.signature(build).parameters) & {"temperature", "tau_plus", "beta", "sigma", "margin"}
+    for name in names:
+        with pytest.raises(ConfigError, match=f"{name} .*got '0.5'"):
+            build(**{name: "0.5"})
+
+
+def test_a_bound_beyond_the_precision_is_no_bound() -> None:
+    z0, z1 = (z.float() for z in make_views(8, 4, seed=3))
+    for solver in (Inverse(), Exact(), ProjectedGradient()):
+        losses = [MMCLLoss(solver=solver, C=C)(z0, z1) for C in (1e300, math.inf)]
+        assert torch.equal(*losses)
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    array = np.eye(8, dtype=np.float32)
+    with pytest.raises(ShapeError, match="views must be tensors, got ndarray and ndarray"):
+        MMCLLoss()(array, array)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match=r"with D >= 1, got \(4, 0\)"):
+        MMCLLoss()(torch.empty(4, 0), torch.empty(4, 0))
+    with pytest.raises(ShapeError, match="must be tensors: convert"):
+        max_margin_dual(array, torch.arange(8))  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="must be tensors: convert"):
+        max_margin_dual(torch.eye(8), [0, 1])  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match=r"\(B,\) with B >= 1, got \(0,\)"):
+        max_margin_dual(torch.eye(8), torch.empty(0, dtype=torch.int64))
+    with pytest.raises(ShapeError, match="int64 indices, got torch"):
+        max_margin_dual(torch.eye(8), torch.tensor([0.0, 1.0]))
 
 
 @pytest.mark.parametrize("left_out", [[[0]], [[5, 5]], [[9]], [[-1]]], ids=str)

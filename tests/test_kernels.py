@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -144,9 +145,13 @@ def test_shapes_are_checked(kernel: Kernel, x: tuple[int, ...], y: tuple[int, ..
         (lambda: RBF(gamma=1.0, sigma2=1.0), "not both: gamma=1.0, sigma2=1.0"),
         (lambda: Polynomial(degree=0), "degree must be an integer >= 1, got 0"),
         (lambda: Polynomial(degree=2.5), "degree .* got 2.5"),  # type: ignore[arg-type]
-        (lambda: Polynomial(gamma=0.0), "gamma must be > 0 .* got 0.0"),
-        (lambda: Polynomial(offset=-1.0), "offset >= 0, got 1.0 and -1.0"),
-        (lambda: Tanh(gamma=-1.0), "gamma must be > 0, got -1.0"),
+        (lambda: Polynomial(gamma=0.0), "gamma must be a finite number > 0, got 0.0"),
+        (lambda: Polynomial(offset=-1.0), "offset must be a finite number >= 0, got -1.0"),
+        (lambda: Polynomial(gamma=math.inf), "gamma .* got inf"),
+        (lambda: Polynomial(degree="3"), "degree .* got '3'"),  # type: ignore[arg-type]
+        (lambda: RBF(gamma=True), "gamma .* got True"),
+        (lambda: Tanh(gamma=-1.0), "gamma must be a finite number > 0, got -1.0"),
+        (lambda: Tanh(offset=math.nan), "offset must be a finite number, got nan"),
     ],
 )
 def test_options_are_checked(build: type, match: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmcl_lightning._options import check_flags
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 
@@ -51,6 +52,7 @@ class ContrastiveLoss(nn.Module, abc.ABC):
 
     def __init__(self, *, normalize: bool = True, gather: bool = True):
         super().__init__()
+        check_flags(normalize=normalize, gather=gather)
         self.normalize = normalize
         self.gather = gather
         self._announced = False
@@ -153,7 +155,11 @@ def _unit_length(z: Tensor) -> Tensor:
 
 
 def _check_views(z0: Tensor, z1: Tensor) -> None:
-    if z0.ndim != 2 or z0.shape != z1.shape:
-        raise ShapeError(f"views must both have shape (B, D), got {tuple(z0.shape)} and {tuple(z1.shape)}")
+    if not (isinstance(z0, Tensor) and isinstance(z1, Tensor)):
+        raise ShapeError(f"views must be tensors, got {type(z0).__name__} and {type(z1).__name__}")
+    if z0.ndim != 2 or z0.shape != z1.shape or z0.shape[1] == 0:
+        raise ShapeError(
+            f"views must both have shape (B, D) with D >= 1, got {tuple(z0.shape)} and {tuple(z1.shape)}"
+        )
     if z0.dtype != z1.dtype or not z0.is_floating_point():
         raise ShapeError(f"views must share a floating dtype, got {z0.dtype} and {z1.dtype}")

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import is_number
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses.base import Views
 from mmcl_lightning.losses.similarity import SimilarityLoss, check_temperature, split
@@ -50,8 +51,8 @@ class DebiasedLoss(SimilarityLoss):
     ):
         super().__init__(normalize=normalize, gather=gather)
         check_temperature(temperature)
-        if not 0 <= tau_plus < 1:
-            raise ConfigError(f"tau_plus is a share of the negatives in [0, 1), got {tau_plus}")
+        if not (is_number(tau_plus) and 0 <= tau_plus < 1):
+            raise ConfigError(f"tau_plus is a share of the negatives in [0, 1), got {tau_plus!r}")
         self.temperature = temperature
         self.tau_plus = tau_plus
 
@@ -105,8 +106,8 @@ class HCLLoss(DebiasedLoss):
         gather: bool = True,
     ):
         super().__init__(temperature, tau_plus, normalize=normalize, gather=gather)
-        if not 0 <= beta < math.inf:
-            raise ConfigError(f"beta must be >= 0, got {beta}: 0 weighs all negatives alike")
+        if not (is_number(beta) and 0 <= beta < math.inf):
+            raise ConfigError(f"beta must be >= 0, got {beta!r}: 0 weighs all negatives alike")
         self.beta = beta
 
     def _log_sum(self, logits: Tensor) -> Tensor:

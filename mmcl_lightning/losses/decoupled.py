@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import is_number
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses.base import Views
 from mmcl_lightning.losses.similarity import SimilarityLoss, check_temperature, split
@@ -53,8 +54,8 @@ class DecoupledLoss(SimilarityLoss):
     ):
         super().__init__(normalize=normalize, gather=gather)
         check_temperature(temperature)
-        if sigma is not None and not 0 < sigma < math.inf:
-            raise ConfigError(f"sigma must be > 0, or None for equal weights, got {sigma}")
+        if sigma is not None and not (is_number(sigma) and 0 < sigma < math.inf):
+            raise ConfigError(f"sigma must be > 0, or None for equal weights, got {sigma!r}")
         self.temperature = temperature
         self.sigma = sigma
 

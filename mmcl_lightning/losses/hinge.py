@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from mmcl_lightning._options import is_number
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses.base import Views
 from mmcl_lightning.losses.similarity import SimilarityLoss, split
@@ -36,8 +37,8 @@ class HingeLoss(SimilarityLoss):
 
     def __init__(self, margin: float = 0.5, *, normalize: bool = True, gather: bool = True):
         super().__init__(normalize=normalize, gather=gather)
-        if not 0 < margin < math.inf:
-            raise ConfigError(f"margin must be > 0, got {margin}: use 0.1 to 1")
+        if not (is_number(margin) and 0 < margin < math.inf):
+            raise ConfigError(f"margin must be > 0, got {margin!r}: use 0.1 to 1")
         self.margin = margin
 
     def _terms(self, similarity: Tensor, partner: Tensor, views: Views) -> Tensor:

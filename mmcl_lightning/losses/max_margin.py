@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import check_flags
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import RBF, Kernel
 from mmcl_lightning.losses.base import ContrastiveLoss, Views
@@ -77,6 +78,7 @@ class MMCLLoss(ContrastiveLoss):
     ):
         super().__init__(normalize=normalize, gather=gather)
         check_box(C, reg)
+        check_flags(symmetric=symmetric, drop_at_bound=drop_at_bound, assume_unit_diag=assume_unit_diag)
         if negatives not in ("both", "one"):
             raise ConfigError(f"negatives must be 'both' or 'one', got {negatives!r}")
         self.kernel: Kernel = RBF() if kernel is None else kernel
@@ -119,6 +121,7 @@ class MMCLLoss(ContrastiveLoss):
             setattr(self, part, dataclasses.replace(getattr(self, part), **changes))
         elif path in ("C", "reg", "drop_at_bound"):
             check_box(value if path == "C" else self.C, value if path == "reg" else self.reg)
+            check_flags(drop_at_bound=value if path == "drop_at_bound" else self.drop_at_bound)
             setattr(self, path, value)
         else:
             known = ["C", "reg", "drop_at_bound"]

@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import is_number
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses.base import ContrastiveLoss, Views
 
@@ -90,5 +91,5 @@ def split(similarity: Tensor, partner: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_temperature(temperature: float) -> None:
     """Raise :class:`ConfigError` unless similarities can be divided by it."""
-    if not 0 < temperature < math.inf:
-        raise ConfigError(f"temperature must be > 0, got {temperature}: use 0.1 to 0.5")
+    if not (is_number(temperature) and 0 < temperature < math.inf):
+        raise ConfigError(f"temperature must be > 0, got {temperature!r}: use 0.1 to 0.5")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmcl_lightning.errors import NumericalError
+from mmcl_lightning.errors import ConfigError, NumericalError
 
 __all__ = ["Factorisation", "factorise"]
 
@@ -117,7 +117,12 @@ def factorise(
 
     Raises:
         NumericalError: If no permitted attempt succeeds.
+        ConfigError: If the ridge is no number in the precision of ``gram``.
     """
+    if ridge > torch.finfo(gram.dtype).max:
+        raise ConfigError(
+            f"a ridge of {ridge:g} (reg, plus rho of the Exact solver) is too large for {gram.dtype}"
+        )
     inverse, retries, extra = _invert(gram, ridge, allow_indefinite, allow_ridge, kernel_name)
     ridge = ridge + extra
     B, m = excluded.shape

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import is_number
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.svm.factorisation import Factorisation, factorise
 
@@ -50,7 +51,8 @@ def max_margin_dual(
     Differs from the published code in one point: k(x, x) is read from the kernel, not fixed to 1.
 
     Args:
-        gram: Kernel values among the candidates, shape ``(n, n)``, float32 or float64, symmetric.
+        gram: Kernel values among the candidates, shape ``(n, n)``, float32 or float64. That it is
+            symmetric is not checked.
         positive: Index of the positive of each anchor, shape ``(B,)``, int64.
         left_out: Candidates that are neither positive nor negative of an anchor, typically its other
             views, shape ``(B, m - 1)``, int64; distinct within a row. ``None`` leaves out none.
@@ -64,22 +66,29 @@ def max_margin_dual(
         ``B`` problems that share ``gram``. Nothing of size ``B * n * n`` is allocated.
 
     Raises:
-        ShapeError: If the shapes do not fit together, or an index is out of range or repeated.
+        ShapeError: If an argument is no tensor, the shapes do not fit together, or an index is out of range
+            or repeated.
         NumericalError: If ``gram`` is not finite.
         ConfigError: If ``C <= 0``, ``reg < 0`` or ``gram`` is in half precision.
     """
     check_box(C, reg)
+    given = (gram, positive) if left_out is None else (gram, positive, left_out)
+    if not all(isinstance(part, Tensor) for part in given):
+        raise ShapeError("gram, positive and left_out must be tensors: convert arrays and lists first")
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
         raise ShapeError(f"gram must be square, got {tuple(gram.shape)}")
     if gram.dtype not in (torch.float32, torch.float64):
         raise ConfigError(f"gram must be float32 or float64, got {gram.dtype}: convert it first")
-    if positive.ndim != 1:
-        raise ShapeError(f"positive must have shape (B,), got {tuple(positive.shape)}")
+    _check_range(C, reg, gram.dtype)
+    if positive.ndim != 1 or len(positive) == 0:
+        raise ShapeError(f"positive must have shape (B,) with B >= 1, got {tuple(positive.shape)}")
     if left_out is None:
         left_out = positive.new_empty(len(positive), 0)
     if left_out.ndim != 2 or len(left_out) != len(positive):
         raise ShapeError(f"left_out must have shape ({len(positive)}, m - 1), got {tuple(left_out.shape)}")
     excluded = torch.cat([positive[:, None], left_out], dim=1)
+    if excluded.dtype != torch.int64:
+        raise ShapeError(f"positive and left_out must be int64 indices, got {excluded.dtype}")
     if excluded.shape[1] >= len(gram):
         raise ShapeError(f"{len(gram)} candidates leave no negative when {excluded.shape[1]} are left out")
     _check_values(gram, excluded, kernel_name)
@@ -88,7 +97,7 @@ def max_margin_dual(
     return MaxMarginDual(
         gram=_centre(gram),
         excluded=excluded,
-        C=float(C),
+        C=float(C) if torch.finfo(gram.dtype).max >= C else math.inf,
         reg=float(reg),
         diag_correction=correction,
         positive_semidefinite=positive_semidefinite,
@@ -109,10 +118,19 @@ def _check_values(gram: Tensor, excluded: Tensor, kernel_name: str) -> None:
 
 def check_box(C: float, reg: float) -> None:
     """Raise :class:`ConfigError` unless ``C > 0`` (``inf`` allowed) and ``reg >= 0``."""
-    if not C > 0:
-        raise ConfigError(f"C must be > 0, or .inf for no upper bound, got {C}")
-    if not 0 <= reg < math.inf:
-        raise ConfigError(f"reg must be a finite number >= 0, got {reg}")
+    if not (is_number(C) and C > 0):
+        raise ConfigError(f"C must be a number > 0, or .inf for no upper bound, got {C!r}")
+    if not (is_number(reg) and 0 <= reg < math.inf):
+        raise ConfigError(f"reg must be a finite number >= 0, got {reg!r}")
+
+
+def _check_range(C: float, reg: float, dtype: torch.dtype) -> None:
+    """Raise unless C is a number > 0 and reg a finite one in the precision of the kernel matrix too."""
+    limits = torch.finfo(dtype)
+    if limits.tiny > C:
+        raise ConfigError(f"C={C:g} is too small for {dtype}: the least is {limits.tiny:g}")
+    if reg > limits.max**0.5:  # its square is taken
+        raise ConfigError(f"reg={reg:g} is too large for {dtype}: the most is {limits.max**0.5:g}")
 
 
 def _centre(gram: Tensor) -> Tensor:

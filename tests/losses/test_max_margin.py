@@ -339,8 +339,8 @@ def test_projections_that_are_not_finite_raise(bad: float, normalize: bool) -> N
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"C": 0.0}, "C must be > 0, .* got 0.0"),
-        ({"C": -1}, "C must be > 0, or .inf for no upper bound, got -1"),
+        ({"C": 0.0}, "C must be a number > 0, .* got 0.0"),
+        ({"C": -1}, "C must be a number > 0, or .inf for no upper bound, got -1"),
         ({"reg": -0.1}, "reg must be a finite number >= 0, got -0.1"),
         ({"negatives": "all"}, "negatives must be 'both' or 'one', got 'all'"),
         ({"kernel": "rbf"}, "kernel"),
@@ -389,7 +389,7 @@ def test_set_option_takes_the_alias_of_the_width() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "match"),
     [
-        ("C", 0.0, "C must be > 0"),
+        ("C", 0.0, "C must be a number > 0"),
         ("reg", -1.0, "reg must be"),
         ("kernel.gamma", -1.0, "gamma must be"),
         ("solver.max_steps", 0, "max_steps"),

@@ -116,11 +116,11 @@ def test_a_run_without_end_has_a_constant_rate(tmp_path: Path) -> None:
         ({"lr_scaling": "log"}, "scaling rule 'log'"),
         ({"projection_head": "cifra"}, "'imagenet', 'cifar', 'moco' or a module"),
         ({"backbone": "resnet17"}, "Unknown backbone 'resnet17'"),
-        ({"C": 0.0}, "C must be > 0"),
+        ({"C": 0.0}, "C must be a number > 0"),
         ({"negatives": "none"}, "'both' or 'one'"),
         ({"schedule": {"C": {0: 1.0}}}, "epochs count from 1"),
         ({"schedule": {"gamma": {1: 1.0}}}, "'gamma' is no option"),
-        ({"schedule": {"C": {125: -1.0}}}, "C must be > 0"),
+        ({"schedule": {"C": {125: -1.0}}}, "C must be a number > 0"),
     ],
 )
 def test_wrong_options_are_named_at_construction(options: dict[str, object], match: str) -> None:

@@ -257,7 +257,7 @@ ZERO_ONE = torch.tensor([0, 1])
             ShapeError,
             r"gram must be square, got \(3, 4\)",
         ),
-        (lambda: max_margin_dual(EYE, ZERO_ONE[None]), ShapeError, r"shape \(B,\), got \(1, 2\)"),
+        (lambda: max_margin_dual(EYE, ZERO_ONE[None]), ShapeError, r"shape \(B,\) with B >= 1, got \(1, 2\)"),
         (lambda: max_margin_dual(EYE, ZERO_ONE, ZERO_ONE), ShapeError, r"shape \(2, m - 1\), got \(2,\)"),
         (lambda: max_margin_dual(EYE, ZERO_ONE, ZERO_ONE[:1, None]), ShapeError, r"got \(1, 1\)"),
         (
@@ -265,8 +265,8 @@ ZERO_ONE = torch.tensor([0, 1])
             ShapeError,
             "leave no negative",
         ),
-        (lambda: max_margin_dual(EYE, ZERO_ONE, C=0.0), ConfigError, "C must be > 0, .* got 0.0"),
-        (lambda: max_margin_dual(EYE, ZERO_ONE, C=-1.0), ConfigError, "C must be > 0, .* got -1.0"),
+        (lambda: max_margin_dual(EYE, ZERO_ONE, C=0.0), ConfigError, "C must be a number > 0, .* got 0.0"),
+        (lambda: max_margin_dual(EYE, ZERO_ONE, C=-1.0), ConfigError, "C must be a number > 0, .* got -1.0"),
         (lambda: max_margin_dual(EYE, ZERO_ONE, C=math.nan), ConfigError, "got nan"),
         (
             lambda: max_margin_dual(EYE, ZERO_ONE, reg=-0.1),

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import is_number, is_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.problem import MaxMarginDual
 from mmcl_lightning.svm.solution import Solution
@@ -52,7 +53,8 @@ def allowed_residual(problem: MaxMarginDual, alpha: Tensor, tol: float) -> Tenso
 
 def check_iterations(max_steps: int, tol: float, check_every: int = 1) -> None:
     """Raise :class:`ConfigError` unless the options of an iterative solver make sense."""
-    if max_steps < 1 or check_every < 1:
-        raise ConfigError(f"max_steps and check_every must be >= 1, got {max_steps} and {check_every}")
-    if not 0 <= tol < math.inf:
-        raise ConfigError(f"tol must be a finite number >= 0, got {tol}")
+    for name, count in (("max_steps", max_steps), ("check_every", check_every)):
+        if not (is_whole(count) and count >= 1):
+            raise ConfigError(f"{name} must be an integer >= 1, got {count!r}")
+    if not (is_number(tol) and 0 <= tol < math.inf):
+        raise ConfigError(f"tol must be a finite number >= 0, got {tol!r}")

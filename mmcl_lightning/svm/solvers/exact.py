@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import is_number
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.factorisation import Factorisation
 from mmcl_lightning.svm.problem import MaxMarginDual
@@ -68,10 +69,10 @@ class Exact(Solver):
         if isinstance(self.rho, str):
             if self.rho != "auto":
                 raise ConfigError(f"rho must be a number > 0 or 'auto', got {self.rho!r}")
-        elif not 0 < self.rho < math.inf:
-            raise ConfigError(f"rho must be a number > 0 or 'auto', got {self.rho}")
-        if not 1 <= self.relaxation < 2:
-            raise ConfigError(f"relaxation must be in [1, 2), got {self.relaxation}")
+        elif not (is_number(self.rho) and 0 < self.rho < math.inf):
+            raise ConfigError(f"rho must be a number > 0 or 'auto', got {self.rho!r}")
+        if not (is_number(self.relaxation) and 1 <= self.relaxation < 2):
+            raise ConfigError(f"relaxation must be in [1, 2), got {self.relaxation!r}")
 
     def _solve(self, problem: MaxMarginDual, rows: Tensor, total_rows: int) -> Solution:
         if not problem.positive_semidefinite and math.isinf(problem.C):

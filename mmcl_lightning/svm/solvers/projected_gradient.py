@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import check_flags, is_number, is_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.problem import MaxMarginDual
 from mmcl_lightning.svm.solution import Solution, Status
@@ -62,8 +63,11 @@ class ProjectedGradient(Solver):
         check_iterations(self.max_steps, self.tol, self.check_every)
         if isinstance(self.step_size, str):
             _check_choice("step_size", self.step_size, ("lipschitz", "frobenius"), "or a number > 0")
-        elif not self.step_size > 0:
-            raise ConfigError(f"step_size must be > 0, 'lipschitz' or 'frobenius', got {self.step_size}")
+        elif not (is_number(self.step_size) and 0 < self.step_size < torch.finfo(torch.float32).max):
+            raise ConfigError(f"step_size must be > 0, 'lipschitz' or 'frobenius', got {self.step_size!r}")
+        if not (is_whole(self.seed) and -(2**63) <= self.seed < 2**63):
+            raise ConfigError(f"seed must be an integer of 64 bits, got {self.seed!r}")
+        check_flags(nesterov=self.nesterov, restart=self.restart)
         _check_choice("start", self.start, ("random", "zero", "inverse"))
         _check_choice("stop", self.stop, ("kkt", "relative_change"))
 

@@ -295,8 +295,15 @@ def test_intersection_and_its_diagonal(solver: Solver) -> None:
 @pytest.mark.parametrize(
     ("build", "match"),
     [
-        (lambda: Exact(max_steps=0), "max_steps and check_every must be >= 1, got 0 and 16"),
-        (lambda: Exact(check_every=0), "got 200 and 0"),
+        (lambda: Exact(max_steps=0), "max_steps must be an integer >= 1, got 0"),
+        (lambda: Exact(check_every=0), "check_every .* got 0"),
+        (lambda: Exact(max_steps=1.5), "max_steps .* got 1.5"),  # type: ignore[arg-type]
+        (lambda: Exact(max_steps=True), "max_steps .* got True"),
+        (lambda: Exact(tol=math.inf), "tol .* got inf"),
+        (lambda: ProjectedGradient(seed=2**70), "seed must be an integer of 64 bits, got 118"),
+        (lambda: ProjectedGradient(seed=1.5), "seed .* got 1.5"),  # type: ignore[arg-type]
+        (lambda: ProjectedGradient(step_size=1e300), "step_size .* got 1e[+]300"),
+        (lambda: ProjectedGradient(nesterov="no"), "nesterov must be True or False, got 'no'"),  # type: ignore[arg-type]
         (lambda: Exact(tol=-1.0), "tol must be a finite number >= 0, got -1.0"),
         (lambda: Exact(tol=math.nan), "tol must be a finite number >= 0, got nan"),
         (lambda: Exact(rho=0.0), "rho must be a number > 0 or 'auto', got 0.0"),
