@@ -6,7 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import BOX_SOLVERS, INDEFINITE, ZOO, Case, box_optimum, generator, objective, solved, some_rows
+from helpers import (
+    BOX_SOLVERS,
+    INDEFINITE,
+    ZOO,
+    Case,
+    box_optimum,
+    generator,
+    objective,
+    randn,
+    solved,
+    some_rows,
+)
 from torch import Tensor
 
 from mmcl_lightning.errors import ConfigError, ShapeError
@@ -80,6 +91,22 @@ def test_solving_equals_the_dense_solve(case: Case, shift: float) -> None:
             )
     assert not some[problem.keep == 0].any()
     assert not constant[problem.keep == 0].any()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.02, 0.03, 1.0])
+def test_a_sparse_alpha_gives_the_product_of_a_dense_one(share: float) -> None:
+    n = 600
+    points = randn(n, 8, seed=4)
+    problem = max_margin_dual(points @ points.T, torch.arange(5), torch.arange(5)[:, None] + 300)
+    alpha = (torch.rand(5, n, generator=generator(6), dtype=torch.float64) * problem.keep).double()
+    alpha *= torch.rand(5, n, generator=generator(7)) < share
+    alpha[2] = 0  # a problem without any support vector
+    product = problem.product(alpha)
+    for b in range(5):
+        matrix, indices = problem.dense(b)
+        torch.testing.assert_close(product[b, indices], matrix @ alpha[b, indices], rtol=1e-10, atol=1e-9)
+    single = replace(problem, gram=problem.gram.float(), diag_correction=problem.diag_correction.float())
+    torch.testing.assert_close(single.product(alpha.float()).double(), product, rtol=1e-3, atol=1e-3)
 
 
 @every_case
