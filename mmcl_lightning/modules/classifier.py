@@ -209,6 +209,7 @@ class ClassifierModule(ResumableModule):
     def on_train_start(self) -> None:
         """Write down what is run, and say where it is not what the protocol says."""
         super().on_train_start()
+        self._validate_the_last_epoch()
         group, batch = self.trainer.optimizers[0].param_groups[0], self.global_batch_size()
         name, protocol = self.hparams["protocol"], self.protocol
         limit = self.trainer.max_steps
@@ -228,6 +229,13 @@ class ClassifierModule(ResumableModule):
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and self.trainer.is_global_zero:
                 logger.experiment.add_text(f"{self.tag}/protocol", self.described, self.global_step)
+
+    def _validate_the_last_epoch(self) -> None:
+        """Let the epochs that are validated include the last one, whose accuracy is the result."""
+        epochs, every = self.trainer.max_epochs or 0, self.trainer.check_val_every_n_epoch
+        if every is not None and epochs > 0:
+            divisors = (n for n in range(min(every, epochs), 0, -1) if epochs % n == 0)
+            self.trainer.check_val_every_n_epoch = next(divisors)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the curve."""

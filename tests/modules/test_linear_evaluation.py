@@ -176,8 +176,19 @@ def test_last_is_the_result_and_best_stands_apart(weights: str, tmp_path: Path) 
 
 def test_an_evaluation_before_the_end_is_no_result(weights: str, tmp_path: Path) -> None:
     module = linear(weights)
-    fit(tmp_path, module, epochs=3, check_val_every_n_epoch=2)
-    assert "at step 6 of 9: `validate --ckpt_path last` gives the result" in module.summary()[0]
+    fit(tmp_path, module, epochs=3, check_val_every_n_epoch=1, max_steps=8)
+    assert "at step 6 of 8: `validate --ckpt_path last` gives the result" in module.summary()[0]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "every", "validated"), [(3, 2, [1, 2, 3]), (2, 25, [2]), (4, 3, [2, 4]), (4, 2, [2, 4])]
+)
+def test_the_last_epoch_is_validated(
+    epochs: int, every: int, validated: list[int], weights: str, tmp_path: Path
+) -> None:
+    module = linear(weights)
+    fit(tmp_path, module, epochs=epochs, check_val_every_n_epoch=every)
+    assert [epoch for epoch, _, _ in module.curve] == validated
 
 
 @pytest.mark.parametrize("cut", [8, 6], ids=["epoch 2 ends", "in epoch 2"])

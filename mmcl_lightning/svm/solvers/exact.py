@@ -185,9 +185,22 @@ def _polish(
         go &= free.sum(1) <= few
         if not bool(go.any()):
             break
-        index, alpha, gradient, problem = index[go], alpha[go], gradient[go], problem.select(go)
-        alpha, gradient, moved = _search(problem, alpha, gradient, newton_step(problem, gradient, free[go]))
-        index, alpha, gradient, problem = index[moved], alpha[moved], gradient[moved], problem.select(moved)
+        if not bool(go.all()):  # indexing copies: not where nothing leaves
+            index, alpha, gradient, free, problem = (
+                index[go],
+                alpha[go],
+                gradient[go],
+                free[go],
+                problem.select(go),
+            )
+        alpha, gradient, moved = _search(problem, alpha, gradient, newton_step(problem, gradient, free))
+        if not bool(moved.all()):
+            index, alpha, gradient, problem = (
+                index[moved],
+                alpha[moved],
+                gradient[moved],
+                problem.select(moved),
+            )
         yield index, alpha, gradient
 
 
@@ -195,18 +208,27 @@ def _search(
     problem: MaxMarginDual, alpha: Tensor, gradient: Tensor, step: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Halve each problem's step until its objective falls; return points, gradients and which moved."""
-    alpha, gradient = alpha.clone(), gradient.clone()
-    left = torch.arange(problem.B, device=alpha.device)
-    for halving in range(_HALVINGS + 1):
-        part = problem if halving == 0 else problem.select(left)
-        trial = torch.add(alpha[left], step[left], alpha=0.5**halving).clamp_(0, problem.C).mul_(part.keep)
-        trial_gradient = part.gradient(trial)
-        # What a quadratic changes by, free of the cancellation between two objectives.
-        good = ((gradient[left] + trial_gradient) * (trial - alpha[left])).sum(1) <= 0
-        alpha[left[good]], gradient[left[good]] = trial[good], trial_gradient[good]
-        left = left[~good]
+    trial, trial_gradient, moved = _try(problem, alpha, gradient, step)
+    if bool(moved.all()):
+        return trial, trial_gradient, moved
+    alpha = torch.where(moved[:, None], trial, alpha)
+    gradient = torch.where(moved[:, None], trial_gradient, gradient)
+    for _ in range(_HALVINGS):
+        left = (~moved).nonzero().squeeze(1)
         if len(left) == 0:
             break
-    moved = torch.ones(problem.B, dtype=torch.bool, device=alpha.device)
-    moved[left] = False
+        step = step / 2
+        trial, trial_gradient, good = _try(problem.select(left), alpha[left], gradient[left], step[left])
+        alpha[left[good]], gradient[left[good]] = trial[good], trial_gradient[good]
+        moved[left[good]] = True
     return alpha, gradient, moved
+
+
+def _try(
+    problem: MaxMarginDual, alpha: Tensor, gradient: Tensor, step: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take a step and go back into the box; return points, gradients and where the objective fell."""
+    trial = (alpha + step).clamp_(0, problem.C).mul_(problem.keep)
+    trial_gradient = problem.gradient(trial)
+    # What a quadratic changes by, free of the cancellation between two objectives.
+    return trial, trial_gradient, ((gradient + trial_gradient) * (trial - alpha)).sum(1) <= 0
