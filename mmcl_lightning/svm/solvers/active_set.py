@@ -40,7 +40,7 @@ def newton_step(problem: MaxMarginDual, gradient: Tensor, free: Tensor) -> Tenso
     step, counts = torch.zeros_like(gradient), free.sum(1)
     order = counts.argsort(stable=True)
     group = min(_group_size(problem), max(1, problem.n**2 // max(1, int(counts.max())) ** 2))
-    for rows in order.split(group):
+    for rows in torch.split(order, group):
         largest = max(1, int(counts[rows[-1]]))
         chosen, index = free[rows].to(gradient.dtype).topk(largest, dim=1)  # free ones first, then padding
         matrix = _free_part(problem, rows, index, chosen)

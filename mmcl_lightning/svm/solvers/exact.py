@@ -208,20 +208,20 @@ def _search(
     problem: MaxMarginDual, alpha: Tensor, gradient: Tensor, step: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Halve each problem's step until its objective falls; return points, gradients and which moved."""
-    trial, trial_gradient, moved = _try(problem, alpha, gradient, step)
+    found, found_gradient, moved = _try(problem, alpha, gradient, step)
     if bool(moved.all()):
-        return trial, trial_gradient, moved
-    alpha = torch.where(moved[:, None], trial, alpha)
-    gradient = torch.where(moved[:, None], trial_gradient, gradient)
-    for _ in range(_HALVINGS):
-        left = (~moved).nonzero().squeeze(1)
+        return found, found_gradient, moved
+    left = (~moved).nonzero().squeeze(1)
+    found[left], found_gradient[left] = alpha[left], gradient[left]
+    for halving in range(1, _HALVINGS + 1):
+        part = problem.select(left), alpha[left], gradient[left], 0.5**halving * step[left]
+        trial, trial_gradient, good = _try(*part)
+        found[left[good]], found_gradient[left[good]] = trial[good], trial_gradient[good]
+        left = left[~good]
         if len(left) == 0:
             break
-        step = step / 2
-        trial, trial_gradient, good = _try(problem.select(left), alpha[left], gradient[left], step[left])
-        alpha[left[good]], gradient[left[good]] = trial[good], trial_gradient[good]
-        moved[left[good]] = True
-    return alpha, gradient, moved
+    moved.fill_(True)[left] = False
+    return found, found_gradient, moved
 
 
 def _try(
