@@ -64,7 +64,9 @@ class ProjectedGradient(Solver):
         if isinstance(self.step_size, str):
             _check_choice("step_size", self.step_size, ("lipschitz", "frobenius"), "or a number > 0")
         elif not (is_number(self.step_size) and 0 < self.step_size < torch.finfo(torch.float32).max):
-            raise ConfigError(f"step_size must be > 0, 'lipschitz' or 'frobenius', got {self.step_size!r}")
+            raise ConfigError(
+                f"step_size must be > 0, in float32 too, 'lipschitz' or 'frobenius', got {self.step_size!r}"
+            )
         if not (is_whole(self.seed) and -(2**63) <= self.seed < 2**63):
             raise ConfigError(f"seed must be an integer of 64 bits, got {self.seed!r}")
         check_flags(nesterov=self.nesterov, restart=self.restart)
