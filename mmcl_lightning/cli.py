@@ -15,14 +15,15 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from mmcl_lightning.callbacks import Ledger, OnlineKNN, RepresentationWriter
+from mmcl_lightning.checkpoints import newest_checkpoint, read_file
 from mmcl_lightning.errors import ConfigError, MMCLError
 from mmcl_lightning.modules.export import export
 from mmcl_lightning.negatives import InspectingTrainer
@@ -85,21 +86,19 @@ class MMCLCLI(LightningCLI):
             print(f"warning: no --ckpt_path, so {what} random weights", file=sys.stderr)
         if path is None or path in ("best", "hpc") or path.startswith("registry") or "://" in path:
             return
-        if not Path(path).exists():
-            raise ConfigError(f"there is no checkpoint {path}: set --ckpt_path to an existing file")
         self._saved = _read_checkpoint(path)
         if "checkpoint" in options and options["checkpoint"] is None:
             options["checkpoint"] = path  # an evaluation's own checkpoint has the backbone that it judges
 
     def _newest_checkpoint(self) -> str:
-        """Path of the ``last.ckpt`` that was written last among the runs of the configured logger."""
+        """Path of the checkpoint that was written last among the runs of the configured logger."""
         logger = self.config[self.config.subcommand].trainer.logger
         options = getattr(logger, "init_args", None) or {}
         folder = Path(options.get("save_dir") or "runs") / (options.get("name") or "lightning_logs")
-        found = sorted(folder.glob("*/checkpoints/last*.ckpt"), key=lambda path: path.stat().st_mtime)
-        if not found:
-            raise ConfigError(f"--ckpt_path last: there is no run with a last.ckpt in {folder}")
-        return str(found[-1])
+        found = newest_checkpoint(folder)
+        if found is None:
+            raise ConfigError(f"--ckpt_path last: there is no run with a checkpoint in {folder}")
+        return str(found)
 
     def _ckpt_path(self) -> str | None:
         path = self.config.get(self.config.subcommand, {}).get("ckpt_path")
@@ -129,6 +128,19 @@ class MMCLCLI(LightningCLI):
                     file=sys.stderr,
                 )
 
+    def before_fit(self) -> None:
+        """Replace Lightning's own checkpoint where a list of callbacks has taken away the recipe's.
+
+        Lightning's would save at the end of validations alone, perhaps never, and nothing on Ctrl-C.
+        """
+        if "ModelCheckpoint" not in str(self.config.fit.trainer.callbacks):
+            callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+            for index, callback in enumerate(callbacks):
+                if isinstance(callback, ModelCheckpoint):
+                    callbacks[index] = ModelCheckpoint(
+                        save_last=True, save_on_train_epoch_end=True, save_on_exception=True
+                    )
+
     def after_fit(self) -> None:
         """Print where things lie and how to look at them."""
         if not self.trainer.is_global_zero:
@@ -144,8 +156,7 @@ class MMCLCLI(LightningCLI):
         checkpoint = getattr(self.trainer.checkpoint_callback, "last_model_path", "") or getattr(
             self.trainer.checkpoint_callback, "best_model_path", ""
         )
-        if checkpoint:
-            print(f"Checkpoint:   {_short(checkpoint)}")
+        print(f"Checkpoint:   {_short(checkpoint) if checkpoint else 'none was saved'}")
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 print(f"TensorBoard:  {_short(logger.log_dir)}")
@@ -205,15 +216,8 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _read_checkpoint(path: str) -> dict[str, Any]:
-    """Load a checkpoint on the CPU, or say in one sentence why it is none."""
-    try:
-        saved = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # a zip, pickle or operating-system error, each with a message of its own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else "it is empty"
-        raise ConfigError(
-            f"{path} cannot be read as a checkpoint ({type(error).__name__}: {reason[:120]}): it is damaged, "
-            "or no checkpoint of this package"
-        ) from error
+    """Read what Lightning saved, or say in one sentence why it is nothing of that kind."""
+    saved = read_file(path, "a checkpoint")
     if not (isinstance(saved, dict) and {"state_dict", "pytorch-lightning_version"} <= saved.keys()):
         raise ConfigError(f"{path} is no checkpoint of this package: it has no state_dict of Lightning")
     return {"hyper_parameters": {}, **saved}
@@ -268,6 +272,7 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # main([...]) in a notebook
     warnings.filterwarnings("ignore", message="The dirpath has changed")  # every resume gets a new folder
+    warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # a frozen backbone
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     if _no_tip not in logger.filters:
         logger.addFilter(_no_tip)

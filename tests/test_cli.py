@@ -142,6 +142,26 @@ def trained(folder: Path) -> Path:
     return next(folder.rglob("last.ckpt"))
 
 
+def test_a_list_of_callbacks_takes_no_checkpoint_away(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Lightning's own checkpoint saves after validations, and the quickstart validates every fifth epoch.
+    args = [*QUICK, "--trainer.max_epochs=1"]
+    main([*args, "--trainer.callbacks=OnlineKNN"])
+    assert any(path.name == "last.ckpt" for path in folder.rglob("*.ckpt"))
+    main([*args, "--trainer.callbacks=[]", "--trainer.enable_checkpointing=false"])
+    assert "Checkpoint:   none was saved" in capsys.readouterr().out
+
+
+def test_last_is_the_newest_checkpoint_of_any_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saving = "[{class_path: ModelCheckpoint, init_args: {save_on_train_epoch_end: true}}]"
+    main([*QUICK, "--trainer.max_epochs=1", f"--trainer.callbacks={saving}"])
+    (kept,) = folder.rglob("*.ckpt")
+    assert kept.name == "epoch=0-step=2.ckpt"
+    main([*QUICK, "--trainer.max_epochs=2", "--ckpt_path=last"])
+    assert "Trained 2 epochs, 4 steps." in capsys.readouterr().out
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_validate_predict_and_test(trained: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
@@ -223,7 +243,7 @@ LOSS = ["fit", "--model=ContrastiveModule", "--model.projection_head=cifar", *SM
 def test_a_loss_by_its_name(options: list[str], expected: ContrastiveLoss, folder: Path) -> None:
     name, *arguments = options
     main([*LOSS, f"--model.criterion={name}", *[f"--model.criterion.{option}" for option in arguments]])
-    (path,) = folder.rglob("*.ckpt")
+    path = next(folder.rglob("last.ckpt"))
     criterion = ContrastiveModule.load_from_checkpoint(path).criterion
     assert type(criterion) is type(expected)
     assert criterion.options() == expected.options()

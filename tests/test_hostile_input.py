@@ -236,7 +236,7 @@ def test_checkpoints_by_name_and_of_other_networks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "there is no run with a last.ckpt" in fails(["fit", *TINY, "--ckpt_path", "last"], capsys)
+    assert "there is no run with a checkpoint" in fails(["fit", *TINY, "--ckpt_path", "last"], capsys)
     main(["fit", *TINY, "--trainer.max_epochs", "1"])
     capsys.readouterr()
     other = ["fit", *TINY, "--ckpt_path", "last", "--model.output_dim", "8"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mmcl_lightning.checkpoints import read_file
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.models import build_backbone
 from mmcl_lightning.modules.specs import from_spec, to_spec
@@ -50,13 +50,7 @@ def read_backbone(path: str) -> BackboneFile:
     Raises:
         ConfigError: If the file is missing or damaged, or holds no weights.
     """
-    if not Path(path).is_file():
-        raise ConfigError(f"there is no checkpoint {path}: give the path of an existing file")
-    try:
-        content = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # a zip, pickle or operating-system error, each with a message of its own
-        reason = (str(error).strip() or "it is empty").splitlines()[0][:120]
-        raise ConfigError(f"{path} cannot be read as weights ({type(error).__name__}: {reason})") from error
+    content = read_file(path, "weights")
     found = content.get("state_dict", content) if isinstance(content, dict) else None
     tensors = {k: v for k, v in found.items() if isinstance(v, Tensor)} if isinstance(found, dict) else {}
     if not tensors:

@@ -35,6 +35,10 @@ class Group:
         """Curve of each run that has the metric; see :class:`~mmcl_lightning.ledger.Metric`."""
         return [record.metrics[metric].curve for record in self.records if metric in record.metrics]
 
+    def moves(self, metric: str) -> bool:
+        """Whether there is a curve to draw: the k-NN of a frozen backbone, for one, never changes."""
+        return any(len({point[3] for point in curve}) > 1 for curve in self.curves(metric))
+
     def best(self, metric: str) -> list[float]:
         """Best value of each run that has the metric."""
         return [record.metrics[metric].best for record in self.records if metric in record.metrics]
@@ -76,14 +80,18 @@ def write_report(folder: Path, out: Path, title: str = "Results", metrics: Seque
     parts, pictures = [f"# {title}\n"], 0
     for (data, held_out), section in _sections(finished).items():
         groups = _groups(section)
+        columns = [metric for metric in shown if any(group.last(metric) for group in groups)]
         if held_out == "validation":
-            parts.append(f"## Tuning: {data}, validation part\n\n{_tuning_table(groups, shown[:1])}")
+            tries = _tuning_table(groups, columns[0] if columns else _METRICS[0])
+            parts.append(f"## Tuning: {data}, validation part\n\n{tries}")
             continue
-        parts.append(f"## {data}\n\n{_table(groups, shown)}\n{_notes(section, shown)}")
+        parts.append(f"## {data}\n\n{_table(groups, columns)}\n{_notes(section, columns)}")
         picture = out.with_name(f"{out.stem}{f'_{pictures + 1}' if pictures else ''}.png")
-        if shown and _plot(groups, shown[0], picture):
+        drawn = next((metric for metric in columns if any(group.moves(metric) for group in groups)), None)
+        if drawn is not None:
+            _plot([group for group in groups if group.curves(drawn)], drawn, picture)
             pictures += 1
-            parts.append(f"![{_title(shown[0])} against epochs and time]({picture.name})\n")
+            parts.append(f"![{_title(drawn)} against epochs and time]({picture.name})\n")
     unfinished = [f"* {r.name}, seed {r.seed}: {r.status}" for r in records if r.status != "finished"]
     if unfinished:
         parts.append("## Not finished\n\n" + "\n".join(unfinished) + "\n")
@@ -144,19 +152,19 @@ def _table(groups: Sequence[Group], metrics: Sequence[str]) -> str:
     return _markdown(head, rows)
 
 
-def _tuning_table(groups: Sequence[Group], metrics: Sequence[str]) -> str:
+def _tuning_table(groups: Sequence[Group], metric: str) -> str:
     """One row per try, with the options in which the tries of a variant differ, the best of them in bold."""
     rows = []
     for name in dict.fromkeys(group.name for group in groups):
         tries = [group for group in groups if group.name == name]
         options = [_flat(group.records[0].config.get("model", {})) for group in tries]
         varying = [key for key in options[0] if len({str(option.get(key)) for option in options}) > 1]
-        values = [group.last(metrics[0])[0] if group.last(metrics[0]) else -math.inf for group in tries]
+        values = [group.last(metric)[0] if group.last(metric) else -math.inf for group in tries]
         for option, value in zip(options, values, strict=True):
             words = ", ".join(f"{key.rpartition('.')[2]} = {option.get(key)}" for key in varying) or "-"
             text = f"{value:.3f}" if value > -math.inf else "-"
-            rows.append([name, words, f"**{text}**" if value == max(values) else text])
-    return _markdown(["method", "tried", *map(_title, metrics)], rows)
+            rows.append([name, words, f"**{text}**" if -math.inf < value == max(values) else text])
+    return _markdown(["method", "tried", _title(metric)], rows)
 
 
 def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -180,7 +188,9 @@ def _notes(records: Sequence[Record], metrics: Sequence[str]) -> str:
         if count is not None:
             error = math.sqrt(accuracy * (1 - accuracy) / int(count[0]))
             lines.append(f"One readout on {count[0]} images has a standard error of {error:.3f}.")
-    for name in dict.fromkeys(name for record in records for name in record.protocols):
+    shown = {metric.partition("/")[0] for metric in metrics}
+    names = dict.fromkeys(name for record in records for name in record.protocols)
+    for name in (name for name in names if name.partition("/")[0] in shown):
         texts = dict.fromkeys(record.protocols[name] for record in records if name in record.protocols)
         lines.append(f"{_TITLES.get(name, name)}: {'; '.join(texts)}.")
     machines = dict.fromkeys(_machine(record) for record in records)
@@ -196,11 +206,8 @@ def _machine(record: Record) -> str:
     return text + (f", {parts['gpu']}" if "gpu" in parts else "") + f", torch {parts.get('torch')}"
 
 
-def _plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
-    """Draw mean and range over seeds against epochs and minutes; return whether there was a curve to draw."""
-    groups = [group for group in groups if any(len(curve) > 1 for curve in group.curves(metric))]
-    if not groups:
-        return False
+def _plot(groups: Sequence[Group], metric: str, path: Path) -> None:
+    """Draw mean and range over seeds against epochs and minutes."""
     try:
         import matplotlib
     except ImportError:
@@ -229,7 +236,6 @@ def _plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)
-    return True
 
 
 def _title(metric: str) -> str:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from mmcl_lightning.checkpoints import newest_checkpoint
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record
 from mmcl_lightning.studies.study import Run, Study, Variant
@@ -110,7 +111,7 @@ class Sweep:
         command = [sys.executable, "-m", "mmcl_lightning", *self._arguments(run)]
         command += ["--trainer.logger.save_dir", str(folder), "--trainer.logger.name", "run"]
         command += ["--trainer.enable_progress_bar", "false"]
-        if any(folder.glob("run/*/checkpoints/last*.ckpt")):
+        if newest_checkpoint(folder / "run"):
             command += ["--ckpt_path", "last"]
         threads = max(1, (os.cpu_count() or 1) // self.parallel)
         environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **os.environ}

@@ -61,6 +61,33 @@ def test_runs_that_broke_off_are_listed_and_not_averaged(tmp_path: Path) -> None
     assert "* MMCL, Exact, seed 7: interrupted" in text
 
 
+def test_an_evaluation_shows_the_curve_that_moves_and_no_protocol_without_a_column(tmp_path: Path) -> None:
+    flat, rising = (
+        Metric([[0.0, 0, 0.0, 0.5], [1.0, 9, 60.0, 0.5]]),
+        Metric([[1.0, 9, 60.0, 0.5], [2.0, 18, 120.0, 0.6]]),
+    )
+    protocols = {"knn/top1": "of k-NN", "linear/top1": "of linear", "probe/top1": "of a probe not logged"}
+    metrics = {"knn/top1": flat, "linear/top1": rising}
+    record(metrics=metrics, protocols=protocols).write(tmp_path / "a.json")
+    text = write_report(tmp_path, tmp_path / "r.md")
+    assert "![linear top-1 against epochs and time](r.png)" in text
+    assert "of linear" in text
+    assert "of a probe" not in text
+    text = write_report(tmp_path, tmp_path / "k.md", metrics=["knn/top1"])
+    assert "of linear" not in text
+    assert not (tmp_path / "k.png").exists(), "a line that does not move is no picture"
+
+
+def test_a_section_without_any_of_the_metrics(tmp_path: Path) -> None:
+    record().write(tmp_path / "a.json")
+    data = {**record().data, "held_out": "validation"}
+    record(data=data, metrics={}, config_hash="b").write(tmp_path / "b.json")
+    record(metrics={}, label="bare", config={}, config_hash="c").write(tmp_path / "c.json")
+    text = write_report(tmp_path, tmp_path / "r.md")
+    assert "| MMCL, Exact | - | - |" in text, "tuning"
+    assert "| bare | 1 | 100 | 1.0 | 2.0 |" in text
+
+
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no record"):
         write_report(tmp_path, tmp_path / "r.md")
