@@ -22,8 +22,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from mmcl_lightning._checkpoints import newest_checkpoint, read_file
 from mmcl_lightning.callbacks import Ledger, OnlineKNN, RepresentationWriter
-from mmcl_lightning.checkpoints import newest_checkpoint, read_file
 from mmcl_lightning.errors import ConfigError, MMCLError
 from mmcl_lightning.modules.export import export
 from mmcl_lightning.negatives import InspectingTrainer

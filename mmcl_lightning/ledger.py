@@ -162,16 +162,17 @@ def config_hash(config: dict[str, Any]) -> str:
 
 def commit() -> str:
     """Return the commit of the checkout that the package lies in, ``+`` for changed files; empty if none."""
-    folder = Path(__file__).resolve().parent.parent
-    if not (folder / ".git").exists():
+    package = Path(__file__).resolve().parent
+    if not (package.parent / ".git").exists():
         return ""
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
+        command = ["git", "-C", str(package.parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    try:  # files that git does not know count within the package only: elsewhere are data and runs
+        changed = git("status", "--porcelain", "-uno") or git("status", "--porcelain", "--", package.name)
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return ""
 

@@ -160,11 +160,13 @@ class OnlineKNN(FeatureReadout):
     def state_dict(self) -> dict[str, Any]:
         """Return the curve so far, the best of it, and the latest values."""
         curve = [list(point) for point in self.curve]
-        return {"curve": curve, "best": list(self.best or ()), **super().state_dict()}
+        best = list(self.best or ())
+        return {"curve": curve, "best": best, "described": self.described, **super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the curve, which has the best value in it, and the latest values."""
         super().load_state_dict(state_dict)
+        self.described = state_dict.get("described", "")
         self.curve = [(int(epoch), float(top1)) for epoch, top1 in state_dict["curve"]]
         if self.best is not None:  # a checkpoint of an earlier version has no best value
             self._values["knn/best_top1"] = self.best[1]

@@ -20,7 +20,14 @@ from mmcl_lightning.losses import MMCLLoss
 
 __all__ = ["Ledger"]
 
-_SMALLER = ("loss", "residual", "gap", "seconds")  # parts of the names of metrics that should be small
+_SMALLER = (
+    "loss",
+    "residual",
+    "gap",
+    "seconds",
+    "alignment",
+    "uniformity",
+)  # parts of the names of metrics that should be small
 _PLACES = ("logger", "default_root_dir", "callbacks", "enable_progress_bar")  # say where and how it shows
 
 
@@ -47,6 +54,7 @@ class Ledger(Callback):
         self._before = 0.0  # seconds of the sessions before this one
         self._start: float | None = None
         self._started = ""
+        self._protocols: dict[str, str] = {}  # of the sessions before this one
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Listen to what is logged."""
@@ -75,11 +83,14 @@ class Ledger(Callback):
         curves = {name: list(metric.curve) for name, metric in self._recorder.metrics.items()}
         for name, point in self._recorder.pending().items():
             curves.setdefault(name, []).append(point)
-        return {"seconds": self.seconds, "started": self._started, "curves": curves}
+        trainer = self._recorder.trainer
+        protocols = self._protocols | ({} if trainer is None else _protocols(trainer))
+        return {"seconds": self.seconds, "started": self._started, "curves": curves, "protocols": protocols}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take them up."""
         self._before, self._started = state_dict["seconds"], state_dict["started"]
+        self._protocols = dict(state_dict.get("protocols", {}))  # a checkpoint of an earlier version has none
         self._recorder.metrics = {
             name: Metric([list(point) for point in curve], _smaller_is_better(name))
             for name, curve in state_dict["curves"].items()
@@ -105,7 +116,7 @@ class Ledger(Callback):
             seed=None if seed is None else int(seed),
             commit=ledger.commit(),
             data=_data(trainer),
-            protocols=_protocols(trainer),
+            protocols=self._protocols | _protocols(trainer),
             hardware={**ledger.hardware(), "processes": trainer.world_size},
             epochs=trainer.current_epoch,
             steps=trainer.global_step,

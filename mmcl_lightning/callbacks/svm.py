@@ -107,6 +107,12 @@ class SVMSolverCallback(Callback):
         if trainer.global_step == 1 and not self._announced:
             self._announced = True
             rank_zero_info(f"MMCL: {problem.negatives} negatives per anchor, {problem.B} anchors per process")
+        if not problem.convex:
+            self._warn_once(
+                "convex",
+                f"the SVMs of {problem.kernel_name} need not be convex: iterative solvers find a stationary "
+                "point, often with all alpha at C; Inverse is no minimum. Raise reg, or use the RBF kernel",
+            )
         if solution.retries:
             self.retries += solution.retries
             self._warn_once(

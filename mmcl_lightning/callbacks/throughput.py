@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 __all__ = ["Throughput"]
 
@@ -36,7 +38,7 @@ class Throughput(Callback):
         now = time.perf_counter()
         if self._mark is not None:
             self._seconds += now - self._mark
-            self._images += len(batch[0][0]) * trainer.world_size
+            self._images += _images(batch) * trainer.world_size
         self._mark = now
         if self._images and trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             pl_module.log("time/images_per_second", self._images / self._seconds, on_step=True, batch_size=1)
@@ -49,3 +51,13 @@ class Throughput(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""
         self._mark = None
+
+
+def _images(batch: Any) -> int:
+    """Return the number of images of a batch: of the first tensor in it, which may be one view of several."""
+    while not isinstance(batch, Tensor):
+        parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+        if not isinstance(parts, Sequence) or not parts:
+            return 0
+        batch = parts[0]
+    return len(batch) if batch.ndim else 0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmcl_lightning.checkpoints import read_file
+from mmcl_lightning._checkpoints import read_file
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.models import build_backbone
 from mmcl_lightning.modules.specs import from_spec, to_spec

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record, read_records
+from mmcl_lightning.studies.groups import Group, group_runs, image_count, in_sections, seeds_of, sort_out
 from mmcl_lightning.studies.paper import paper_value
 
 __all__ = ["write_report"]
@@ -20,35 +20,13 @@ _METRICS = ("knn/top1", "probe/top1", "linear/top1", "finetune/top1")
 _TITLES = {"knn": "k-NN", "probe": "online probe", "linear": "linear", "finetune": "fine-tuned"}
 
 
-@dataclass(frozen=True)
-class Group:
-    """The runs of one variant: equal but for the seed."""
-
-    name: str
-    records: tuple[Record, ...]
-
-    def last(self, metric: str) -> list[float]:
-        """Value at the end of each run that has the metric."""
-        return [record.metrics[metric].last for record in self.records if metric in record.metrics]
-
-    def curves(self, metric: str) -> list[list[list[float]]]:
-        """Curve of each run that has the metric; see :class:`~mmcl_lightning.ledger.Metric`."""
-        return [record.metrics[metric].curve for record in self.records if metric in record.metrics]
-
-    def moves(self, metric: str) -> bool:
-        """Whether there is a curve to draw: the k-NN of a frozen backbone, for one, never changes."""
-        return any(len({point[3] for point in curve}) > 1 for curve in self.curves(metric))
-
-    def best(self, metric: str) -> list[float]:
-        """Best value of each run that has the metric."""
-        return [record.metrics[metric].best for record in self.records if metric in record.metrics]
-
-
 def write_report(folder: Path, out: Path, title: str = "Results", metrics: Sequence[str] = ()) -> str:
     """Write ``out`` and, beside it, a plot per section, ``NAME.png``, ``NAME_2.png`` and so on.
 
     Runs are compared within a section only: one data set, batch size and held-out part, so that tuning runs
-    on a validation part never mix with results on test images. Unfinished runs are listed, not averaged.
+    on a validation part never mix with results on test images. Unfinished runs are listed, not averaged, and
+    of several runs of one seed the latest counts. Evaluations are one method where they evaluate runs of one
+    configuration: their seeds are those of the pretraining.
 
     Args:
         folder: Folder with records, at any depth.
@@ -74,12 +52,12 @@ def write_report(folder: Path, out: Path, title: str = "Results", metrics: Seque
     for metric in metrics:
         if metric not in known:
             raise ConfigError(f"no run logged {metric!r}; there are {', '.join(sorted(known))}")
-    finished = [record for record in records if record.status == "finished"]
+    finished, rest = sort_out(records)
     shown = [metric for metric in metrics or _METRICS if metric in known]
     out.parent.mkdir(parents=True, exist_ok=True)
     parts, pictures = [f"# {title}\n"], 0
-    for (data, held_out), section in _sections(finished).items():
-        groups = _groups(section)
+    for (data, held_out), section in in_sections(finished).items():
+        groups = group_runs(section)
         columns = [metric for metric in shown if any(group.last(metric) for group in groups)]
         if held_out == "validation":
             tries = _tuning_table(groups, columns[0] if columns else _METRICS[0])
@@ -92,37 +70,11 @@ def write_report(folder: Path, out: Path, title: str = "Results", metrics: Seque
             _plot([group for group in groups if group.curves(drawn)], drawn, picture)
             pictures += 1
             parts.append(f"![{_title(drawn)} against epochs and time]({picture.name})\n")
-    unfinished = [f"* {r.name}, seed {r.seed}: {r.status}" for r in records if r.status != "finished"]
-    if unfinished:
-        parts.append("## Not finished\n\n" + "\n".join(unfinished) + "\n")
+    if rest:
+        parts.append("## Not counted\n\n" + "\n".join(rest) + "\n")
     text = "\n".join(parts)
     out.write_text(text)
     return text
-
-
-def _sections(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
-    """Group records by what they may be compared in; results on test images come first."""
-    found: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        data = f"{record.data.get('class')}, {_images(record, 'pretrain')} training images"
-        batch = (record.config.get("data", {}).get("init_args") or {}).get("batch_size")
-        data += "" if batch is None else f", batch {batch}"
-        found.setdefault((data, record.data.get("held_out", "test")), []).append(record)
-    return dict(sorted(found.items(), key=lambda item: item[0][1] == "validation"))
-
-
-def _images(record: Record, split: str) -> str:
-    """Return the number of images of a split as the fingerprint has it."""
-    text = str((record.data.get("fingerprint") or {}).get(split, "?"))
-    return text.split(" ")[0]
-
-
-def _groups(records: Sequence[Record]) -> list[Group]:
-    """Group runs that differ in their seed only, in the order of their first start."""
-    found: dict[tuple[str, str], list[Record]] = {}
-    for record in sorted(records, key=lambda r: r.started):
-        found.setdefault((record.name, record.config_hash), []).append(record)
-    return [Group(name, tuple(group)) for (name, _), group in found.items()]
 
 
 def _table(groups: Sequence[Group], metrics: Sequence[str]) -> str:
@@ -179,11 +131,12 @@ def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
 def _notes(records: Sequence[Record], metrics: Sequence[str]) -> str:
     """Return what the numbers depend on: protocol, data, code, machine."""
     lines = [
-        "Mean ± standard deviation over seeds at the end of training; *best epoch* is chosen in hindsight."
+        "Mean ± standard deviation over seeds at the end of training; *best epoch* is chosen in hindsight, "
+        "the readout before training included."
     ]
     first = records[0]
     if any(metric.endswith("top1") for metric in metrics):
-        count = re.match(r"\d+", _images(first, "query"))
+        count = re.match(r"\d+", image_count(first, "query"))
         accuracy = statistics.mean(r.metrics[metrics[0]].last for r in records if metrics[0] in r.metrics)
         if count is not None:
             error = math.sqrt(accuracy * (1 - accuracy) / int(count[0]))
@@ -196,8 +149,24 @@ def _notes(records: Sequence[Record], metrics: Sequence[str]) -> str:
     machines = dict.fromkeys(_machine(record) for record in records)
     commits = dict.fromkeys(record.commit[:10] + "+" * record.commit.endswith("+") for record in records)
     lines.append(f"Machine: {'; '.join(machines)}. Commit: {', '.join(filter(None, commits)) or 'unknown'}.")
-    lines.append(f"Data: {', '.join(f'{k} {v}' for k, v in (first.data.get('fingerprint') or {}).items())}.")
+    lines.append(f"Data: {', '.join(f'{split} {text}' for split, text in _fingerprints(records).items())}.")
+    prints = {(*seeds_of(record), str(record.data.get("fingerprint"))) for record in records}
+    if len(prints) > len({seeds_of(record) for record in records}):
+        lines.append("**Runs of one seed did not see the same images: do not compare them.**")
     return "\n".join(lines) + "\n"
+
+
+def _fingerprints(records: Sequence[Record]) -> dict[str, str]:
+    """Return what each split was; where seeds chose different images, how many choices there were."""
+    found: dict[str, dict[str, None]] = {}
+    for record in records:
+        for split, text in (record.data.get("fingerprint") or {}).items():
+            found.setdefault(split, {})[str(text)] = None
+    texts = {split: list(choices) for split, choices in found.items()}
+    return {
+        split: first + (f" and {len(more)} other choices" if more else "")
+        for split, (first, *more) in texts.items()
+    }
 
 
 def _machine(record: Record) -> str:

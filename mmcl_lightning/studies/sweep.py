@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mmcl_lightning.checkpoints import newest_checkpoint
+from mmcl_lightning._checkpoints import newest_checkpoint
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record
 from mmcl_lightning.studies.study import Run, Study, Variant

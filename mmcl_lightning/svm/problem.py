@@ -96,7 +96,10 @@ def max_margin_dual(
         raise ShapeError(f"{len(gram)} candidates leave no negative when {excluded.shape[1]} are left out")
     _check_values(gram, excluded, kernel_name)
     diagonal = gram.diagonal()[positive]
-    correction = 1 - diagonal if assume_unit_diag else torch.zeros_like(diagonal)
+    correction, loss = torch.zeros_like(diagonal), 0.0
+    if assume_unit_diag:
+        correction = 1 - diagonal
+        loss = max(0.0, -correction.min().item()) * (len(gram) - excluded.shape[1])
     return MaxMarginDual(
         gram=_centre(gram),
         excluded=excluded,
@@ -104,7 +107,8 @@ def max_margin_dual(
         reg=float(reg),
         diag_correction=correction,
         positive_semidefinite=positive_semidefinite,
-        kernel_name=kernel_name,
+        kernel_name=f"{kernel_name} with assume_unit_diag" if loss > reg else kernel_name,
+        curvature_loss=loss,
     )
 
 
@@ -169,6 +173,7 @@ class MaxMarginDual:
         diag_correction: What to add to k(x+, x+) of each problem, shape ``(B,)``; zero by default.
         positive_semidefinite: Whether the kernel is positive semi-definite.
         kernel_name: What error messages call the kernel.
+        curvature_loss: Most that ``diag_correction`` may take from the least eigenvalue of any problem, >= 0.
     """
 
     gram: Tensor
@@ -178,6 +183,7 @@ class MaxMarginDual:
     diag_correction: Tensor
     positive_semidefinite: bool = True
     kernel_name: str = "the kernel"
+    curvature_loss: float = 0.0
     keep: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -200,6 +206,12 @@ class MaxMarginDual:
         return self.n - self.excluded.shape[1]
 
     @property
+    def convex(self) -> bool:
+        """Whether every problem is sure to be convex: a minimum is then the optimum, with or without a C."""
+        rounding = 8 * self.n * torch.finfo(self.gram.dtype).eps
+        return self.positive_semidefinite and self.curvature_loss <= self.reg + rounding
+
+    @property
     def positive(self) -> Tensor:
         """Index of each problem's positive, shape ``(B,)``."""
         return self.excluded[:, 0]
@@ -214,6 +226,7 @@ class MaxMarginDual:
             self.diag_correction[rows],
             self.positive_semidefinite,
             self.kernel_name,
+            self.curvature_loss,
         )
 
     def signed_weights(self, alpha: Tensor) -> Tensor:

@@ -50,6 +50,23 @@ def fit(folder: Path, *callbacks: Callback, epochs: int = 2, ckpt_path: str | No
     return Record.read(Path(trainer.log_dir or "") / "ledger.json")
 
 
+def test_what_is_better_smaller() -> None:
+    recorder = Ledger()
+    curve = [[1.0, 4, 1.0, 0.5]]
+    names = (
+        "knn/top1",
+        "train/loss",
+        "health/alignment",
+        "health/uniformity",
+        "svm/duality_gap",
+        "health/rankme_h",
+    )
+    state = {"seconds": 1.0, "started": "", "curves": dict.fromkeys(names, curve)}
+    recorder.load_state_dict(state)
+    smaller = [name for name, metric in recorder._recorder.metrics.items() if metric.smaller_is_better]
+    assert smaller == ["train/loss", "health/alignment", "health/uniformity", "svm/duality_gap"]
+
+
 def test_a_finished_run(tmp_path: Path) -> None:
     record = fit(tmp_path)
     assert (record.status, record.method, record.seed) == ("finished", "MMCL, Exact", 3)
@@ -61,6 +78,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert record.seconds >= seconds[-1] > 0
     assert len(record.metrics["train/loss"].curve) == 8
     assert record.metrics["train/loss"].smaller_is_better
+    assert not record.metrics["knn/top1"].smaller_is_better
     assert record.images_per_second is not None
     assert record.images_per_second > 1
     assert record.data["fingerprint"]["pretrain"].startswith("32 images, ")
@@ -88,6 +106,10 @@ def test_a_resumed_run_continues_its_record(tmp_path: Path) -> None:
     ]
     assert second.seconds > first.seconds
     assert second.started == first.started
+    again = fit(
+        tmp_path / "again", ckpt_path=str(next((tmp_path / "whole").rglob("last.ckpt")))
+    )  # nothing to do
+    assert again.protocols == whole.protocols
     values = [p[3] for p in second.metrics["train/loss"].curve]
     assert torch.allclose(
         torch.tensor(values), torch.tensor([p[3] for p in whole.metrics["train/loss"].curve])

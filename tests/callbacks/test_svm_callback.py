@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from runs import FlatNet, Plain, events, image_loader, mmcl, scalars, shapes, tr
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mmcl_lightning.callbacks import SVMSolverCallback, Throughput
+from mmcl_lightning.callbacks import SVMSolverCallback, Throughput, throughput
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import MMCLLoss
 from mmcl_lightning.losses.max_margin import svm_stats
@@ -159,6 +160,30 @@ def test_throughput_is_positive(accumulate: int, tmp_path: Path) -> None:
     logged = scalars(tmp_path, "time/images_per_second")
     assert len({step for step, _ in logged}) == 8 // accumulate
     assert all(value > 0 for _, value in logged)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [[torch.zeros(6, 3, 8, 8)] * 2, torch.zeros(6)],
+        (torch.zeros(6, 3, 8, 8), torch.zeros(6)),
+        torch.zeros(6, 3, 8, 8),
+        {"image": torch.zeros(6, 3, 8, 8), "label": torch.zeros(6)},
+        {"views": {"one": torch.zeros(6, 3, 8, 8)}},
+        None,
+    ],
+    ids=["views", "images", "tensor", "mapping", "nested", "none"],
+)
+def test_throughput_counts_images(batch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    callback, module = Throughput(), Plain()
+    logged: list[float] = []
+    monkeypatch.setattr(module, "log", lambda name, value, **_: logged.append(value))
+    run = SimpleNamespace(world_size=2, global_step=5, log_every_n_steps=5)
+    callback.on_train_epoch_start(run, module)  # type: ignore[arg-type]
+    callback.on_train_batch_end(run, module, None, batch, 0)  # type: ignore[arg-type]
+    assert logged == ([] if batch is None else [12.0]), "6 images on each of two processes in a second"
 
 
 def test_throughput_on_the_module_of_a_user(tmp_path: Path) -> None:

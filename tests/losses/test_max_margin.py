@@ -363,6 +363,32 @@ def test_an_indefinite_kernel(kernel: Kernel) -> None:
         MMCLLoss(kernel, Exact(), C=math.inf)(z0, z1)
 
 
+@pytest.mark.parametrize("kernel", [Polynomial(), Intersection()], ids=name)
+@pytest.mark.parametrize("spread", [0.02, 0.1, 0.3])
+def test_a_diagonal_set_to_one_may_make_problems_that_are_not_convex(kernel: Kernel, spread: float) -> None:
+    # Near the start of training all images look alike and k(x, x) > 1: the best is then every alpha at C, and
+    # an exact solver that returned zeros would train nothing.
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(128, generator=generator)
+    z0, noise = base + spread * torch.randn(2, 64, 128, generator=generator)
+    z1 = z0 + 0.5 * (noise - base)
+    values = {}
+    for solver in (Exact(), ProjectedGradient()):
+        loss = MMCLLoss.reference(kernel=kernel, solver=solver)
+        loss(z0, z1)
+        assert loss.last_problem is not None
+        assert not loss.last_problem.convex
+        assert loss.last_solution is not None
+        values[type(solver)] = loss.last_problem.objective(loss.last_solution.alpha).mean().item()
+        with pytest.raises(ConfigError, match=r"needs a finite C for .* with assume_unit_diag"):
+            MMCLLoss.reference(kernel=kernel, solver=solver, C=math.inf)(z0, z1)
+    assert values[Exact] == pytest.approx(values[ProjectedGradient], rel=0.02)
+    for right in (MMCLLoss(kernel, Exact()), MMCLLoss.reference(kernel=RBF(), solver=Exact())):
+        right(z0, z1)
+        assert right.last_problem is not None
+        assert right.last_problem.convex
+
+
 # Options between steps
 
 

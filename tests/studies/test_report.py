@@ -88,6 +88,63 @@ def test_a_section_without_any_of_the_metrics(tmp_path: Path) -> None:
     assert "| bare | 1 | 100 | 1.0 | 2.0 |" in text
 
 
+def test_of_several_runs_of_a_seed_the_latest_counts(tmp_path: Path) -> None:
+    with_values(0.1, 0.9, started="2026-01-01T00:00:00+00:00").write(tmp_path / "first.json")
+    with_values(0.1, 0.5, started="2026-01-02T00:00:00+00:00").write(tmp_path / "again.json")
+    with_values(0.1, 0.5, started="2026-01-02T00:00:00+00:00").write(tmp_path / "copy.json")
+    with_values(0.1, seed=1, status="interrupted", seconds=5.0).write(tmp_path / "broken.json")
+    with_values(0.1, 0.7, seed=1).write(tmp_path / "resumed.json")
+    text = write_report(tmp_path, tmp_path / "r.md")
+    assert "| MMCL, Exact | 2 | 0.600 ± 0.141 |" in text
+    assert text.count("* MMCL, Exact, seed 0: run again later, which counts") == 2
+    assert "interrupted" not in text, "it was resumed and finished"
+
+
+def test_runs_without_a_seed_are_each_one_more(tmp_path: Path) -> None:
+    for day in (1, 2):
+        with_values(0.1, 0.5, seed=None, started=f"2026-01-0{day}").write(tmp_path / f"{day}.json")
+    assert "| MMCL, Exact | 2 | 0.500 ± 0.000 |" in write_report(tmp_path, tmp_path / "r.md")
+
+
+def test_evaluations_of_the_seeds_of_one_pretraining_are_one_row(tmp_path: Path) -> None:
+    for seed, last in enumerate((0.4, 0.6)):
+        for method in ("NTXent", "HCL"):
+            config = {
+                "model": {"class_path": "LinearEvaluation", "init_args": {"checkpoint": f"{method}{seed}"}}
+            }
+            origin = {
+                "name": method,
+                "method": method,
+                "epochs": 2,
+                "config": {"model": method},
+                "seed": seed,
+            }
+            metrics = {"linear/top1": Metric([[1.0, 9, 60.0, last]])}
+            options = {
+                "method": "LinearEvaluation",
+                "config": config,
+                "pretraining": origin,
+                "metrics": metrics,
+            }
+            record(**options, config_hash=f"{method}{seed}").write(tmp_path / f"{method}{seed}.json")
+    text = write_report(tmp_path, tmp_path / "r.md")
+    assert "| LinearEvaluation of NTXent | 2 | 0.500 ± 0.141 |" in text
+    assert "| LinearEvaluation of HCL | 2 | 0.500 ± 0.141 |" in text
+
+
+def test_what_the_images_were(tmp_path: Path) -> None:
+    def seen(images: str) -> dict[str, Any]:
+        return {**record().data, "fingerprint": {"query": f"100 images, {images}"}}
+
+    with_values(0.1, 0.5, data=seen("1f")).write(tmp_path / "a.json")
+    with_values(0.1, 0.5, data=seen("2f"), seed=1).write(tmp_path / "b.json")
+    text = write_report(tmp_path, tmp_path / "r.md")
+    assert "query 100 images, 1f and 1 other choices" in text
+    assert "did not see the same images" not in text
+    with_values(0.1, 0.5, data=seen("3f"), label="another").write(tmp_path / "c.json")
+    assert "did not see the same images" in write_report(tmp_path, tmp_path / "r.md")
+
+
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no record"):
         write_report(tmp_path, tmp_path / "r.md")

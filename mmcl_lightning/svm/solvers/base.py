@@ -43,6 +43,15 @@ class Solver(abc.ABC):
         """Solve without recording gradients."""
 
 
+def check_bounded(problem: MaxMarginDual) -> None:
+    """Raise :class:`ConfigError` where the problems may have no minimum."""
+    if math.isinf(problem.C) and not problem.convex:
+        raise ConfigError(
+            f"an iterative solver needs a finite C for {problem.kernel_name}, where Delta + reg I need "
+            "not be positive definite: set C, or use the RBF kernel"
+        )
+
+
 def allowed_residual(problem: MaxMarginDual, alpha: Tensor, tol: float) -> Tensor:
     """Residual at which a problem counts as solved, shape ``(B,)``: ``tol``, or what rounding leaves.
 

@@ -16,7 +16,7 @@ from mmcl_lightning.svm.factorisation import Factorisation
 from mmcl_lightning.svm.problem import MaxMarginDual
 from mmcl_lightning.svm.solution import Solution, Status
 from mmcl_lightning.svm.solvers.active_set import free_variables, newton_step
-from mmcl_lightning.svm.solvers.base import Solver, allowed_residual, check_iterations
+from mmcl_lightning.svm.solvers.base import Solver, allowed_residual, check_bounded, check_iterations
 
 __all__ = ["Exact"]
 
@@ -41,8 +41,8 @@ class Exact(Solver):
     variables are free, splitting alone goes on, for as long as it is the cheaper of the two. Finished
     problems leave the batch.
 
-    Needs ``K + (reg + rho) I`` positive definite; for an indefinite kernel also a finite C, and the result
-    is then a stationary point.
+    Needs ``K + (reg + rho) I`` positive definite. Where a problem is not convex (an indefinite kernel, or
+    one whose k(x, x) was set to 1) it needs a finite C too, and the result is a stationary point.
 
     Source: Shah et al., AAAI 2022, Proposition 1 (i), there "prohibitively expensive". Splitting: Boyd et
     al., "Distributed Optimization and Statistical Learning via ADMM", 2011. Newton on the free variables:
@@ -75,11 +75,7 @@ class Exact(Solver):
             raise ConfigError(f"relaxation must be in [1, 2), got {self.relaxation!r}")
 
     def _solve(self, problem: MaxMarginDual, rows: Tensor, total_rows: int) -> Solution:
-        if not problem.positive_semidefinite and math.isinf(problem.C):
-            raise ConfigError(
-                f"Exact needs a finite C for {problem.kernel_name}, which is not positive semi-definite: "
-                "set C, or use the RBF kernel"
-            )
+        check_bounded(problem)
         factorisation = problem.factorise(self._penalty(problem), require_definite=True)
         rows = torch.arange(problem.B, device=problem.gram.device)
         parts = torch.split(rows, self._problems_at_a_time(problem))
@@ -140,7 +136,8 @@ class Exact(Solver):
         norm = torch.linalg.matrix_norm(problem.gram).item()
         size = math.sqrt(max(norm**2 - 1, 0))  # without the eigenvalue 1 that the constant vector was given
         ridge = max(problem.reg, 1e-3 * size, 1e-6)
-        return 1.3 * math.sqrt(ridge * (ridge + size))
+        least = 0.0 if problem.convex else 6 * problem.curvature_loss  # with less it stays at a corner
+        return max(1.3 * math.sqrt(ridge * (ridge + size)), least)
 
 
 def _few(n: int, rounds: float) -> float:

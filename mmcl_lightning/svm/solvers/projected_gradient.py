@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from mmcl_lightning._options import check_flags, is_number, is_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.problem import MaxMarginDual
 from mmcl_lightning.svm.solution import Solution, Status
-from mmcl_lightning.svm.solvers.base import Solver, allowed_residual, check_iterations
+from mmcl_lightning.svm.solvers.base import Solver, allowed_residual, check_bounded, check_iterations
 
 __all__ = ["ProjectedGradient"]
 
@@ -92,11 +91,7 @@ class ProjectedGradient(Solver):
         return cls(**(options | changes))
 
     def _solve(self, problem: MaxMarginDual, rows: Tensor, total_rows: int) -> Solution:
-        if not problem.positive_semidefinite and math.isinf(problem.C):
-            raise ConfigError(
-                f"ProjectedGradient needs a finite C for {problem.kernel_name}, which is not positive "
-                "semi-definite: set C, or use the RBF kernel"
-            )
+        check_bounded(problem)
         alpha = self._start(problem, rows, total_rows)
         step_size = self._step_size(problem)
         if self.stop == "kkt":

@@ -1,0 +1,106 @@
+"""Which runs stand beside each other in a report, and which are seeds of one method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmcl_lightning.ledger import Record, config_hash
+
+__all__ = ["Group", "group_runs", "image_count", "in_sections", "run_name", "seeds_of", "sort_out"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one variant: equal but for the seed."""
+
+    name: str
+    records: tuple[Record, ...]
+
+    def last(self, metric: str) -> list[float]:
+        """Value at the end of each run that has the metric."""
+        return [record.metrics[metric].last for record in self.records if metric in record.metrics]
+
+    def curves(self, metric: str) -> list[list[list[float]]]:
+        """Curve of each run that has the metric; see :class:`~mmcl_lightning.ledger.Metric`."""
+        return [record.metrics[metric].curve for record in self.records if metric in record.metrics]
+
+    def moves(self, metric: str) -> bool:
+        """Whether there is a curve to draw: the k-NN of a frozen backbone, for one, never changes."""
+        return any(len({point[3] for point in curve}) > 1 for curve in self.curves(metric))
+
+    def best(self, metric: str) -> list[float]:
+        """Best value of each run that has the metric."""
+        return [record.metrics[metric].best for record in self.records if metric in record.metrics]
+
+
+def in_sections(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
+    """Group records by what they may be compared in; results on test images come first."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        data = f"{record.data.get('class')}, {image_count(record, 'pretrain')} training images"
+        batch = (record.config.get("data", {}).get("init_args") or {}).get("batch_size")
+        data += "" if batch is None else f", batch {batch}"
+        found.setdefault((data, record.data.get("held_out", "test")), []).append(record)
+    return dict(sorted(found.items(), key=lambda item: item[0][1] == "validation"))
+
+
+def image_count(record: Record, split: str) -> str:
+    """Return the number of images of a split as the fingerprint has it."""
+    text = str((record.data.get("fingerprint") or {}).get(split, "?"))
+    return text.split(" ")[0]
+
+
+def sort_out(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
+    """Return the runs that count, and a line on each other that no later one finished."""
+    latest: dict[tuple[Any, ...], Record] = {}
+    others: list[Record] = []
+    for record in sorted(records, key=lambda r: (r.started, r.seconds)):  # a resumed run keeps its start
+        key = (run_name(record), _variant(record), *seeds_of(record))
+        if record.status == "finished":
+            others += [latest[key]] if key in latest else []
+            latest[key] = record
+        else:
+            others.append(record)
+    lines = []
+    for record in others:
+        if record.status == "finished":
+            lines.append(f"* {run_name(record)}, seed {record.seed}: run again later, which counts")
+        elif (run_name(record), _variant(record), *seeds_of(record)) not in latest:
+            lines.append(f"* {run_name(record)}, seed {record.seed}: {record.status}")
+    return list(latest.values()), lines
+
+
+def group_runs(records: Sequence[Record]) -> list[Group]:
+    """Group runs that differ in their seeds only, in the order of their first start."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for record in sorted(records, key=lambda r: r.started):
+        found.setdefault((run_name(record), _variant(record)), []).append(record)
+    return [Group(name, tuple(group)) for (name, _), group in found.items()]
+
+
+def run_name(record: Record) -> str:
+    """Return what a table calls a run; of an evaluation it says what is evaluated."""
+    if record.label or record.pretraining is None:
+        return record.name
+    return f"{record.method} of {record.pretraining['name']}"
+
+
+def _variant(record: Record) -> str:
+    """Return the hash of what a run did, seeds apart."""
+    if record.pretraining is None:
+        return record.config_hash
+    model = record.config.get("model") or {}
+    options = {k: v for k, v in (model.get("init_args") or {}).items() if k != "checkpoint"}
+    config = {**record.config, "model": {**model, "init_args": options}}
+    return config_hash(config) + config_hash(record.pretraining["config"])
+
+
+def seeds_of(record: Record) -> tuple[Any, ...]:
+    """Return what tells the runs of a variant apart: their seeds, and those of what they evaluate."""
+    origin = record.pretraining or {}
+    configs = (record.config, origin.get("config") or {})
+    data = [((config.get("data") or {}).get("init_args") or {}).get("seed") for config in configs]
+    own = record.started if record.seed is None else record.seed  # without a seed each run is one more
+    return own, origin.get("seed"), *data
