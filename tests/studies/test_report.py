@@ -116,7 +116,7 @@ def test_evaluations_of_the_seeds_of_one_pretraining_are_one_row(tmp_path: Path)
                 "name": method,
                 "method": method,
                 "epochs": 2,
-                "config": {"model": method},
+                "config": {"model": {"class_path": method}},
                 "seed": seed,
             }
             metrics = {"linear/top1": Metric([[1.0, 9, 60.0, last]])}
