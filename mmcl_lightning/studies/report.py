@@ -164,8 +164,7 @@ def _fingerprints(records: Sequence[Record]) -> dict[str, str]:
             found.setdefault(split, {})[str(text)] = None
     texts = {split: list(choices) for split, choices in found.items()}
     return {
-        split: first + (f" and {len(more)} other choices" if more else "")
-        for split, (first, *more) in texts.items()
+        split: first + (f" (and {len(more)} more)" if more else "") for split, (first, *more) in texts.items()
     }
 
 
