@@ -181,7 +181,7 @@ def test_module_built_by_the_command_line(
     data += ["--data.test_size=10", "--data.image_size=16", "--data.batch_size=8", "--data.num_workers=0"]
     run = ["--trainer.max_steps=2", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
     main(["fit", *options, *data, *run])
-    (path,) = tmp_path.rglob("*.ckpt")
+    path = next(tmp_path.rglob("last.ckpt"))
     torch.load(path, weights_only=True)
     loaded = kind.load_from_checkpoint(path)
     assert type(loaded) is kind

@@ -367,7 +367,7 @@ def test_by_its_bare_name_on_the_command_line(tmp_path: Path, monkeypatch: pytes
         "trainer.enable_progress_bar": False,
     }  # fmt: skip
     main(["fit", *[f"--{name}={value}" for name, value in options.items()]])
-    (path,) = tmp_path.rglob("*.ckpt")
+    path = next(tmp_path.rglob("last.ckpt"))
     loaded = MoCo.load_from_checkpoint(path)
     assert (loaded.momentum, loaded.symmetric, loaded.chunk_size) == (0.5, True, 4)
     assert loaded.queue.shape == (20, 8)
