@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,7 +44,7 @@ class Metric:
     @property
     def best(self) -> float:
         """Best value of the run: chosen in hindsight, so not a result."""
-        values = [point[3] for point in self.curve]
+        values = [point[3] for point in self.curve if not math.isnan(point[3])] or [math.nan]
         return min(values) if self.smaller_is_better else max(values)
 
 
@@ -127,7 +129,9 @@ class Record:
 
 
 def read_records(folder: Path) -> Iterator[tuple[Path, Record]]:
-    """Read every record below a folder, in the order of their paths; other JSON files are passed over.
+    """Read every record below a folder, in the order of their paths.
+
+    Other JSON files are passed over, and what a sweep set aside, in folders that end in ``.old1`` and so on.
 
     Args:
         folder: Where to look, at any depth.
@@ -139,9 +143,13 @@ def read_records(folder: Path) -> Iterator[tuple[Path, Record]]:
         DataError: If a record cannot be read.
     """
     for path in sorted(folder.rglob("*.json")):
+        if any(re.search(r"\.old\d+$", part) for part in path.relative_to(folder).parts):
+            continue
         try:
-            content = json.loads(path.read_text())
-        except (OSError, ValueError):
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            if path.name == "ledger.json":
+                raise DataError(f"{path} is no record of a run ({error}): remove or repair it") from error
             continue
         if isinstance(content, dict) and "ledger" in content:
             yield path, Record.read(path)

@@ -13,8 +13,10 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_warn
 
 from mmcl_lightning import ledger
+from mmcl_lightning.errors import DataError
 from mmcl_lightning.ledger import Metric, Record
 from mmcl_lightning.losses import MMCLLoss
 
@@ -28,7 +30,7 @@ _SMALLER = (
     "alignment",
     "uniformity",
 )  # parts of the names of metrics that should be small
-_PLACES = ("logger", "default_root_dir", "callbacks", "enable_progress_bar")  # say where and how it shows
+_PLACES = ("logger", "default_root_dir", "enable_progress_bar")  # say where and how it shows
 
 
 class Ledger(Callback):
@@ -46,6 +48,7 @@ class Ledger(Callback):
 
     Writes:
         ``ledger.json``, on the first process: status ``finished``, ``interrupted``, or ``failed`` and why.
+        Nothing of a ``fast_dev_run``.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -54,6 +57,7 @@ class Ledger(Callback):
         self._before = 0.0  # seconds of the sessions before this one
         self._start: float | None = None
         self._started = ""
+        self._path: Path | None = None
         self._protocols: dict[str, str] = {}  # of the sessions before this one
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -61,6 +65,10 @@ class Ledger(Callback):
         if stage == "fit" and self._recorder not in trainer.loggers:
             self._recorder.owner, self._recorder.trainer = self, trainer
             trainer.loggers = [*trainer.loggers, self._recorder]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ask where to write: every process has to, since the first one tells the others."""
+        self._path = Path(self.folder or trainer.log_dir or trainer.default_root_dir) / "ledger.json"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
@@ -102,7 +110,7 @@ class Ledger(Callback):
         return self._before + (0.0 if self._start is None else time.monotonic() - self._start)
 
     def _write(self, trainer: Trainer, module: LightningModule, status: str) -> None:
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or trainer.fast_dev_run or self._path is None:  # type: ignore[attr-defined]
             return
         metrics = {name: metric for name, metric in self._recorder.metrics.items() if metric.curve}
         speed = metrics.get("time/images_per_second")
@@ -120,13 +128,13 @@ class Ledger(Callback):
             hardware={**ledger.hardware(), "processes": trainer.world_size},
             epochs=trainer.current_epoch,
             steps=trainer.global_step,
-            seconds=round(self.seconds, 1),
+            seconds=round(self.seconds, 2),
             images_per_second=None if speed is None else statistics.median(p[3] for p in speed.curve),
             peak_memory=ledger.peak_memory(),
             started=self._started,
             metrics=metrics,
             pretraining=_pretraining(module),
-        ).write(Path(self.folder or trainer.log_dir or trainer.default_root_dir) / "ledger.json")
+        ).write(self._path)
 
 
 class _Recorder(Logger):
@@ -138,13 +146,22 @@ class _Recorder(Logger):
         self.trainer: Trainer | None = None
         self.metrics: dict[str, Metric] = {}
 
-    @property
-    def name(self) -> None:
-        """None: it has no folder."""
+    # Where there is no other logger, Lightning asks this one where checkpoints go: where they go without any.
 
     @property
-    def version(self) -> None:
-        """None: it has no folder."""
+    def name(self) -> str:
+        """Empty: it has no folder of its own."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """Empty: it has no folder of its own."""
+        return ""
+
+    @property
+    def save_dir(self) -> str | None:
+        """Return the trainer's folder."""
+        return None if self.trainer is None else self.trainer.default_root_dir
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Keep nothing: the configuration is in the record anyway."""
@@ -216,7 +233,11 @@ def _pretraining(module: LightningModule) -> dict[str, Any] | None:
     path = Path(checkpoint).parent.parent / "ledger.json"
     if not path.is_file():
         return None
-    record = Record.read(path)
+    try:
+        record = Record.read(path)
+    except DataError as error:
+        rank_zero_warn(f"the ledger will not say what is evaluated: {error}")
+        return None
     return {name: getattr(record, name) for name in ("name", "method", "config", "seed", "epochs", "commit")}
 
 

@@ -123,7 +123,7 @@ class SVMSolverCallback(Callback):
         if solution.status is Status.MAX_STEPS:
             self._warn_once("max_steps", f"SVM solver, step {trainer.global_step}: {solution.status.value}")
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if trainer.global_step % every == 0:  # the steps that Lightning writes
+        if every and trainer.global_step % every == 0:  # the steps that Lightning writes
             stats = criterion.last_stats
             values = _over_processes({name: stats[name].to(problem.gram) for name in self._LOGGED})
             labels = _gathered_labels(criterion, problem, batch)

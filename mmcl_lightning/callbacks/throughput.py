@@ -40,7 +40,8 @@ class Throughput(Callback):
             self._seconds += now - self._mark
             self._images += _images(batch) * trainer.world_size
         self._mark = now
-        if self._images and trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if self._images and every and trainer.global_step % every == 0:
             pl_module.log("time/images_per_second", self._images / self._seconds, on_step=True, batch_size=1)
             self._images, self._seconds = 0, 0.0
 

@@ -45,10 +45,8 @@ class RepresentationWriter(BasePredictionWriter):
         if trainer.world_size > 1:
             path = path.with_stem(f"{path.stem}-rank{trainer.global_rank}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {
-            name: torch.cat([batch[name] for batch in predictions]).float().cpu().numpy()
-            for name in predictions[0]
-        }
+        tensors = {name: torch.cat([batch[name] for batch in predictions]).cpu() for name in predictions[0]}
+        arrays = {name: (x.float() if x.is_floating_point() else x).numpy() for name, x in tensors.items()}
         arrays["target"] = arrays["target"].astype(np.int64)
         np.savez(path, **arrays)  # type: ignore[arg-type]
         shapes = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import check_flags
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.metrics._neighbours import (
     BANK_CHUNK_SIZE,
@@ -51,6 +52,7 @@ class KNNProtocol:
 
     def __post_init__(self) -> None:
         _check_options(self.k, self.temperature)
+        check_flags(normalize=self.normalize)
         if self.feature not in ("h", "z"):
             raise ConfigError(f"feature must be 'h' or 'z', got {self.feature!r}.")
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from pathlib import Path
 
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.recipes import find_recipe
 from mmcl_lightning.studies.report import write_report
 from mmcl_lightning.studies.study import Study
@@ -32,7 +35,16 @@ def sweep(arguments: list[str]) -> None:
     options, extra = parser.parse_known_args(arguments)
     study = Study.load(Path(find_recipe(options.study)))
     folder = options.runs / study.name
-    finished = Sweep(study, folder, options.parallel, extra).run()
+    if options.out is not None and options.out.suffix != ".md":
+        raise ConfigError(f"the report is Markdown: --out must end in .md, got {options.out}")
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # its runs must not outlive a sweep
+    try:
+        finished = Sweep(study, folder, options.parallel, extra).run()
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on where it was", file=sys.stderr)
+        raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
     out = options.out or folder / "REPORT.md"
     if (folder / "ledger").is_dir():
         print("\n" + write_report(folder / "ledger", out, study.name))

@@ -8,7 +8,16 @@ from typing import Any
 
 from mmcl_lightning.ledger import Record, config_hash
 
-__all__ = ["Group", "group_runs", "image_count", "in_sections", "run_name", "seeds_of", "sort_out"]
+__all__ = [
+    "Group",
+    "group_runs",
+    "image_count",
+    "in_sections",
+    "run_name",
+    "seeds_of",
+    "sort_out",
+    "without_copies",
+]
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,18 @@ def image_count(record: Record, split: str) -> str:
     """Return the number of images of a split as the fingerprint has it."""
     text = str((record.data.get("fingerprint") or {}).get(split, "?"))
     return text.split(" ")[0]
+
+
+def without_copies(records: Iterable[Record]) -> list[Record]:
+    """Return each record once: a study files those of its runs a second time, with their label."""
+    found: dict[tuple[Any, ...], dict[str, Record]] = {}
+    for record in records:
+        key = (record.started, record.config_hash, *seeds_of(record), str(record.data), record.seconds)
+        found.setdefault(key, {})[record.label] = record
+    kept = []
+    for labelled in found.values():
+        kept += [record for label, record in labelled.items() if label or len(labelled) == 1]
+    return kept
 
 
 def sort_out(records: Iterable[Record]) -> tuple[list[Record], list[str]]:

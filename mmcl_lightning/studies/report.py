@@ -11,7 +11,15 @@ from typing import Any
 
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record, read_records
-from mmcl_lightning.studies.groups import Group, group_runs, image_count, in_sections, seeds_of, sort_out
+from mmcl_lightning.studies.groups import (
+    Group,
+    group_runs,
+    image_count,
+    in_sections,
+    seeds_of,
+    sort_out,
+    without_copies,
+)
 from mmcl_lightning.studies.paper import paper_value
 
 __all__ = ["write_report"]
@@ -45,7 +53,7 @@ def write_report(folder: Path, out: Path, title: str = "Results", metrics: Seque
         raise ConfigError(f"the report is Markdown: --out must end in .md, got {out}")
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
-    records = [record for _, record in read_records(folder)]
+    records = without_copies(record for _, record in read_records(folder))
     if not records:
         raise DataError(f"{folder} holds no record of a run (ledger.json)")
     known = {name for record in records for name in record.metrics}
@@ -73,7 +81,7 @@ def write_report(folder: Path, out: Path, title: str = "Results", metrics: Seque
     if rest:
         parts.append("## Not counted\n\n" + "\n".join(rest) + "\n")
     text = "\n".join(parts)
-    out.write_text(text)
+    out.write_text(text, encoding="utf-8")
     return text
 
 
@@ -135,10 +143,10 @@ def _notes(records: Sequence[Record], metrics: Sequence[str]) -> str:
         "the readout before training included."
     ]
     first = records[0]
-    if any(metric.endswith("top1") for metric in metrics):
-        count = re.match(r"\d+", image_count(first, "query"))
-        accuracy = statistics.mean(r.metrics[metrics[0]].last for r in records if metrics[0] in r.metrics)
-        if count is not None:
+    for metric in [metric for metric in metrics if metric.endswith("top1")][:1]:
+        count = re.match(r"[1-9]\d*", image_count(first, "query"))
+        accuracy = statistics.mean(r.metrics[metric].last for r in records if metric in r.metrics)
+        if count is not None and 0 <= accuracy <= 1:
             error = math.sqrt(accuracy * (1 - accuracy) / int(count[0]))
             lines.append(f"One readout on {count[0]} images has a standard error of {error:.3f}.")
     shown = {metric.partition("/")[0] for metric in metrics}
@@ -193,7 +201,12 @@ def _plot(groups: Sequence[Group], metric: str, path: Path) -> None:
         for axis, column, unit in ((axes[0], 0, 1.0), (axes[1], 2, 60.0)):
             x = [statistics.mean(point[column] for point in at) / unit for at in points]
             y = [[point[3] for point in at] for at in points]
-            axis.plot(x, [statistics.mean(values) for values in y], label=group.name, **style)
+            axis.plot(
+                x,
+                [statistics.mean(values) for values in y],
+                label=" " + group.name.replace("$", r"\$"),
+                **style,
+            )  # the space: matplotlib hides _names
             band = {**style, "alpha": 0.12, "linewidth": 0}
             axis.fill_between(x, [min(v) for v in y], [max(v) for v in y], **band)
     for axis, label in zip(axes, ("epochs", "minutes, readouts included"), strict=True):
@@ -216,9 +229,12 @@ def _spread(values: Sequence[float]) -> str:
         return "-"
     if len(values) == 1:
         return f"{values[0]:.3f}"
+    if not all(map(math.isfinite, values)):
+        return f"{math.fsum(values) / len(values):.3f}"
     return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+    cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in rows]
+    lines = [head, ["---"] * len(head), *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from mmcl_lightning._options import is_whole
 from mmcl_lightning.errors import ConfigError
 
 __all__ = ["Run", "Study", "Variant"]
+
+_TAKEN = ("", ".", "..", "ledger", "tuning")  # names that no variant's folder can have
 
 
 @dataclass(frozen=True)
@@ -91,14 +95,20 @@ class Study:
             ) from error
         if not isinstance(content, dict):
             raise ConfigError(f"{path} is no study: it must be a mapping with name, options, variants, seeds")
+        given = content.pop("variants", None) or {}
+        if not isinstance(given, dict) or not all(isinstance(parts or {}, dict) for parts in given.values()):
+            raise ConfigError(f"{path}: variants must be a mapping from names to options and tune")
+        seeds = content.pop("seeds", [0])
+        if not (isinstance(seeds, list) and all(map(is_whole, seeds)) and len(set(seeds)) == len(seeds)):
+            raise ConfigError(f"{path}: seeds must be a list of different integers, got {seeds!r}")
         try:
-            given = content.pop("variants", None) or {}
-            variants = tuple(Variant(str(name), **(parts or {})) for name, parts in given.items())
-            seeds = tuple(int(seed) for seed in content.pop("seeds", (0,)))
-            content.setdefault("name", path.stem)
-            content.setdefault("options", {})
-            study = cls(variants=variants, seeds=seeds, **content)
-        except (TypeError, AttributeError, ValueError) as error:
+            variants = tuple(
+                Variant(str(name), **{part: value or {} for part, value in (parts or {}).items()})
+                for name, parts in given.items()
+            )
+            content = {"name": path.stem, **content, "options": content.get("options") or {}}
+            study = cls(variants=variants, seeds=tuple(seeds), **content)
+        except TypeError as error:
             raise ConfigError(f"{path}: {error}") from error
         study.check(path)
         return study
@@ -112,10 +122,34 @@ class Study:
                 f"{path}: variants with 'tune' need 'tuning', the options of the tuning runs: without such a "
                 "part, e.g. data.validation_subset: 1000, values would be chosen on the test images"
             )
+        parts = [(f"{variant.name}: {name}", getattr(variant, name))
+                 for variant in self.variants for name in ("options", "tune")]  # fmt: skip
+        for where, part in [("options", self.options), ("tuning", self.tuning), *parts]:
+            if not isinstance(part, dict) or not all(isinstance(option, str) for option in part):
+                raise ConfigError(f"{path}: {where} must be a mapping from names of options, got {part!r}")
+        if not isinstance(self.tuning_metric, str) or not is_whole(self.tuning_seed):
+            raise ConfigError(f"{path}: tuning_metric must be a name and tuning_seed an integer")
+        self._check_names(path)
         for variant in self.variants:
             for option, values in variant.tune.items():
                 if not isinstance(values, list) or not values:
                     raise ConfigError(f"{path}: {variant.name}: tune.{option} must be a list of values")
+            tries = [run.name for run in self.tuning_runs(variant)]
+            if len(set(tries)) < len(tries):
+                raise ConfigError(f"{path}: {variant.name}: two values to try would share a folder")
+
+    def _check_names(self, path: Path) -> None:
+        """Raise :class:`ConfigError` where runs would share a folder, or leave that of the study."""
+        if not isinstance(self.name, str) or self.name != _file_name(self.name) or self.name in _TAKEN:
+            raise ConfigError(f"{path}: name must be one that a folder can have, got {self.name!r}")
+        folders: dict[str, str] = {}
+        for variant in self.variants:
+            folder = _file_name(variant.name)
+            if folder in _TAKEN or len(folder.encode()) > 200:
+                raise ConfigError(f"{path}: a variant cannot be called {variant.name!r}")
+            other = folders.setdefault(folder.lower(), variant.name)
+            if other != variant.name:
+                raise ConfigError(f"{path}: {other!r} and {variant.name!r} would share a folder")
 
     def tuning_runs(self, variant: Variant) -> list[Run]:
         """Runs that try the values of a variant; none where there is nothing to choose."""
@@ -142,7 +176,8 @@ class Study:
         options.pop("config", None)
         arguments = [argument for config in configs for argument in ("--config", str(config))]
         for option, value in options.items():
-            arguments += [f"--{option}", _text(value)]
+            text = _text(value)  # argparse takes a separate value that starts with - for an option
+            arguments += [f"--{option}={text}"] if text.startswith("-") else [f"--{option}", text]
         return Run(name, variant.name, ("fit", *arguments), seed, choice)
 
 
@@ -152,7 +187,11 @@ def _as_list(value: Any) -> list[Any]:
 
 def _text(value: Any) -> str:
     """Return a value as the command line takes it."""
-    return value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
+    return (
+        value
+        if isinstance(value, str)
+        else yaml.safe_dump(value, default_flow_style=True, width=math.inf).split("\n")[0]
+    )
 
 
 def _describe(choice: dict[str, Any]) -> str:

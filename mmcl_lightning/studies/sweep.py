@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,11 @@ from mmcl_lightning._checkpoints import newest_checkpoint
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record
 from mmcl_lightning.studies.study import Run, Study, Variant
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Sweep"]
 
@@ -41,17 +50,26 @@ class Sweep:
         self.failures: list[str] = []
         self._lock = threading.Lock()
         self._left = 0
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._stopped = threading.Event()
 
     def run(self) -> bool:
         """Run what is not finished; return whether all is finished now.
 
         A variant's reported runs start once its tuning runs are done. Several variants go on beside each
-        other, so no core waits.
+        other, so no core waits. Ctrl-C interrupts the runs, which write a checkpoint, and starts no other.
+
+        Raises:
+            ConfigError: If another sweep, or a run that one left behind, is at work in the folder.
         """
+        with folder_lock(self.folder) as self._lock_file:
+            return self._run()
+
+    def _run(self) -> bool:
         variants = self.study.variants
         self._left = sum(len(self.study.tuning_runs(v)) + len(self.study.seeds) for v in variants)
         print(f"{self.study.name}: {self._left} runs, {self.parallel} at a time", flush=True)
-        with ThreadPoolExecutor(self.parallel) as pool:
+        with ThreadPoolExecutor(self.parallel) as pool, self._interruptible(pool):
             tuning = {v.name: [pool.submit(self._do, r) for r in self.study.tuning_runs(v)] for v in variants}
             reported = []
             for variant in variants:
@@ -64,6 +82,19 @@ class Sweep:
         for failure in self.failures:
             print(failure, file=sys.stderr)
         return finished and not self.failures
+
+    @contextlib.contextmanager
+    def _interruptible(self, pool: ThreadPoolExecutor) -> Iterator[None]:
+        """Pass Ctrl-C on to the runs, once, and start no other."""
+        try:
+            yield
+        except BaseException:
+            self._stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            with self._lock:
+                for child in self._children:
+                    child.send_signal(signal.SIGINT)
+            raise
 
     def choose(self, variant: Variant) -> dict[str, Any]:
         """Return the tried values with the largest last value of the tuning metric.
@@ -82,11 +113,14 @@ class Sweep:
                     f"{run.name} logged no {self.study.tuning_metric}, which the tuning is to choose by; "
                     f"it has {', '.join(sorted(record.metrics))}"
                 )
-            scores.append(record.metrics[self.study.tuning_metric].last)
+            score = record.metrics[self.study.tuning_metric].last
+            scores.append(-math.inf if math.isnan(score) else score)
         return runs[scores.index(max(scores))].choice
 
     def _do(self, run: Run) -> bool:
         """Run one run unless it is finished; return whether it is."""
+        if self._stopped.is_set():
+            return False
         if not self._finished(run):
             started = time.monotonic()
             code = self._call(run)
@@ -108,17 +142,37 @@ class Sweep:
         folder = self.folder / run.name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "arguments.json").write_text(json.dumps(self._arguments(run)) + "\n")
+        threads = max(1, (os.cpu_count() or 1) // self.parallel)
+        environment = dict(os.environ)
+        if not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & environment.keys():
+            environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        with open(folder / "output.txt", "a") as output:
+            with self._lock:
+                if self._stopped.is_set():
+                    return 1
+                child = subprocess.Popen(
+                    self._command(run),
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which passes it on
+                    pass_fds=[self._lock_file]
+                    if fcntl
+                    else [],  # held until the last run has ended, whatever ends the sweep
+                )
+                self._children.add(child)
+            try:
+                return child.wait()
+            finally:
+                with self._lock:
+                    self._children.discard(child)
+
+    def _command(self, run: Run) -> list[str]:
+        folder = self.folder / run.name
         command = [sys.executable, "-m", "mmcl_lightning", *self._arguments(run)]
         command += ["--trainer.logger.save_dir", str(folder), "--trainer.logger.name", "run"]
         command += ["--trainer.enable_progress_bar", "false"]
-        if newest_checkpoint(folder / "run"):
-            command += ["--ckpt_path", "last"]
-        threads = max(1, (os.cpu_count() or 1) // self.parallel)
-        environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **os.environ}
-        with open(folder / "output.txt", "a") as output:
-            return subprocess.run(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment
-            ).returncode
+        return command + (["--ckpt_path", "last"] if newest_checkpoint(folder / "run") else [])
 
     def _arguments(self, run: Run) -> list[str]:
         return [*run.arguments, *self.extra]
@@ -151,6 +205,21 @@ class Sweep:
     def _score(self, run: Run) -> str:
         metric = Record.read(self._ledger(run)).metrics.get(self.study.tuning_metric)
         return "no " + self.study.tuning_metric if metric is None else f"{metric.last:.3f}"
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[int]:
+    """Hold a folder for one sweep and the runs that it starts; give the descriptor that they inherit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(
+                    f"another sweep, or a run that it left behind, is at work in {folder}: wait or stop it"
+                ) from None
+        yield file.fileno()
 
 
 def _set_aside(folder: Path) -> None:

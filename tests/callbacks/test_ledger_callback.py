@@ -116,6 +116,27 @@ def test_a_resumed_run_continues_its_record(tmp_path: Path) -> None:
     )
 
 
+def test_nothing_of_a_fast_dev_run(tmp_path: Path) -> None:
+    run = Trainer(
+        fast_dev_run=True, callbacks=[Ledger(str(tmp_path))], enable_progress_bar=False, accelerator="cpu"
+    )
+    data = ShapesDataModule(train_size=16, test_size=16, batch_size=8, num_workers=0)
+    run.fit(MMCL(backbone="conv4", projection_head="cifar"), data)
+    assert not (tmp_path / "ledger.json").exists()
+
+
+def test_without_a_logger_checkpoints_lie_where_they_lie_without_a_ledger(tmp_path: Path) -> None:
+    run = Trainer(
+        accelerator="cpu", max_steps=1, logger=False, callbacks=[ModelCheckpoint(), Ledger()],
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path, log_every_n_steps=0,
+        limit_val_batches=0,
+    )  # fmt: skip
+    data = ShapesDataModule(train_size=16, test_size=16, batch_size=8, num_workers=0)
+    run.fit(MMCL(backbone="conv4", projection_head="cifar"), data)
+    assert (tmp_path / "ledger.json").exists()
+    assert (tmp_path / "checkpoints").is_dir()
+
+
 def test_no_logger_no_harm(tmp_path: Path) -> None:
     trainer = Trainer(
         accelerator="cpu", max_steps=1, logger=False, callbacks=[Ledger(str(tmp_path))], limit_val_batches=0,

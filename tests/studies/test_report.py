@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,9 @@ def test_of_several_runs_of_a_seed_the_latest_counts(tmp_path: Path) -> None:
     with_values(0.1, 0.7, seed=1).write(tmp_path / "resumed.json")
     text = write_report(tmp_path, tmp_path / "r.md")
     assert "| MMCL, Exact | 2 | 0.600 ± 0.141 |" in text
-    assert text.count("* MMCL, Exact, seed 0: run again later, which counts") == 2
+    assert text.count("* MMCL, Exact, seed 0: run again later, which counts") == 1, (
+        "and a copy is no second run"
+    )
     assert "interrupted" not in text, "it was resumed and finished"
 
 
@@ -143,6 +146,31 @@ def test_what_the_images_were(tmp_path: Path) -> None:
     assert "did not see the same images" not in text
     with_values(0.1, 0.5, data=seen("3f"), label="another").write(tmp_path / "c.json")
     assert "did not see the same images" in write_report(tmp_path, tmp_path / "r.md")
+
+
+def test_a_study_files_its_runs_twice_and_they_count_once(tmp_path: Path) -> None:
+    with_values(0.1, 0.5).write(tmp_path / "a" / "run" / "version_0" / "ledger.json")
+    with_values(0.1, 0.5, label="a").write(tmp_path / "ledger" / "a.json")
+    with_values(0.1, 0.9, seed=1).write(tmp_path / "a.old1" / "run" / "version_0" / "ledger.json")
+    text = write_report(tmp_path, tmp_path / "r.md")
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) == 3
+    assert rows[2].startswith("| a | 1 | 0.500 |")
+
+
+def test_values_and_names_of_any_kind(tmp_path: Path) -> None:
+    for seed, last in enumerate((math.nan, 0.4)):
+        knn, loss = Metric([[0.0, 0, 0.0, last], [1.0, 9, 60.0, last]]), Metric([[1.0, 9, 60.0, -3.0 - seed]])
+        metrics = {"knn/top1": knn, "train/loss": loss}
+        record(metrics=metrics, seed=seed, label="$a_$ | b").write(tmp_path / f"{seed}.json")
+    with_values(0.1, 50.0, label="_percent").write(tmp_path / "p.json")
+    text = write_report(tmp_path, tmp_path / "r.md", metrics=["train/loss", "knn/top1"])
+    assert r"| $a_$ \| b | 2 | -3.500 ± 0.707 | -3.500 ± 0.707 | nan |" in text
+    assert (tmp_path / "r.png").exists()
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "ledger.json").write_text('{"ledger": 1, "cut')
+    with pytest.raises(DataError, match=r"ledger\.json is no record"):
+        write_report(tmp_path, tmp_path / "r.md")
 
 
 def test_errors_say_what_to_do(tmp_path: Path) -> None:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from records import record
 
 from mmcl_lightning.errors import ConfigError, DataError
@@ -61,7 +68,19 @@ def test_values_of_any_kind_become_one_argument(tmp_path: Path) -> None:
         ("- a", "must be a mapping"),
         ("name: x", "at least one variant"),
         (TEXT.replace("seeds: [0, 1]", "seeds: []"), "at least one variant and one seed"),
-        (TEXT.replace("seeds: [0, 1]", "seeds: 3"), "not iterable"),
+        (TEXT.replace("seeds: [0, 1]", "seeds: 3"), "seeds must be a list of different integers, got 3"),
+        (TEXT.replace("seeds: [0, 1]", "seeds: [1, 1]"), "different integers"),
+        (TEXT.replace("seeds: [0, 1]", "seeds: [true]"), "different integers"),
+        (TEXT.replace("name: small", "name: ../small"), "one that a folder can have"),
+        (TEXT.replace("name: small", "name: 3"), "one that a folder can have, got 3"),
+        (TEXT.replace("plain:", "'':"), "cannot be called ''"),
+        (TEXT.replace("plain:", "..:"), r"cannot be called '\.\.'"),
+        (TEXT.replace("plain:", "ledger:"), "cannot be called 'ledger'"),
+        (TEXT.replace("plain:", "OURS?:\n  ours*:"), "would share a folder"),
+        (TEXT.replace("[1.0, 2.0, 4.0]", "[a/b, a_b]"), "would share a folder"),
+        (TEXT.replace("plain:", "plain: {options: [a]}"), "plain: options must be a mapping"),
+        (TEXT.replace("plain:", "plain: 3"), "variants must be a mapping"),
+        (TEXT.replace("{data.validation_subset: 10}", "3"), "tuning must be a mapping"),
         (TEXT.replace("tuning: {data.validation_subset: 10}", ""), "chosen on the test images"),
         (TEXT.replace("[1.0, 2.0, 4.0]", "1.0"), "must be a list"),
         (TEXT.replace("seeds:", "seedz:"), "seedz"),
@@ -75,6 +94,61 @@ def test_a_study_that_cannot_run_says_why(tmp_path: Path, text: str, message: st
         Study.load(tmp_path / "missing.yaml")
 
 
+def test_long_and_negative_values(tmp_path: Path) -> None:
+    optimizer = {
+        "class_path": "torch.optim.AdamW",
+        "init_args": {"betas": [0.9, 0.98], "eps": 0.125, "lr": 0.001},
+    }
+    text = TEXT.replace("  plain:", f"  plain: {{options: {{model.optimizer: {optimizer}, a: -1.0e-5}}}}")
+    arguments = study(tmp_path, text).runs(study(tmp_path, text).variants[1], {})[0].arguments
+    assert yaml.safe_load(arguments[arguments.index("--model.optimizer") + 1]) == optimizer
+    assert "--a=-1.0e-05" in arguments
+
+
+LASTING = """
+import signal, sys, time, pathlib
+pathlib.Path(sys.argv[1]).touch()
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    pathlib.Path(sys.argv[1] + ".stopped").touch()
+"""
+
+
+class Lasting(Sweep):
+    """A sweep whose runs wait to be interrupted."""
+
+    def _command(self, run: Run) -> list[str]:
+        folder = self.folder / run.name
+        return [sys.executable, "-c", LASTING, str(folder / "started")]
+
+
+def test_an_interrupt_reaches_the_runs_and_starts_no_other(tmp_path: Path) -> None:
+    sweep = Lasting(study(tmp_path, TEXT.split("  ours:")[0] + "  a:\n  b:\n"), tmp_path / "runs")
+
+    def interrupt() -> None:
+        while not (tmp_path / "runs" / "a" / "seed 0" / "started").exists():
+            time.sleep(0.05)
+        with pytest.raises(ConfigError, match="another sweep"):
+            Lasting(sweep.study, sweep.folder).run()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run()
+    thread.join()
+    assert (tmp_path / "runs" / "a" / "seed 0" / "started.stopped").exists()
+    assert len(list((tmp_path / "runs").rglob("started"))) == 1
+
+
+def test_a_try_that_is_not_a_number_is_not_the_best(tmp_path: Path) -> None:
+    sweep = Rehearsal(study(tmp_path), tmp_path / "runs")
+    sweep.scores = {1.0: math.nan, 2.0: 0.2, 4.0: 0.1}
+    assert sweep.run()
+    assert sweep.choose(sweep.study.variants[0]) == {"model.gamma": 2.0}
+
+
 class Rehearsal(Sweep):
     """A sweep whose runs write their record at once: gamma 2 is best on the validation part."""
 
@@ -82,13 +156,14 @@ class Rehearsal(Sweep):
         super().__init__(*args, **kwargs)
         self.called: list[str] = []
         self.failing = failing
+        self.scores = {1.0: 0.3, 2.0: 0.6, 4.0: 0.5}
 
     def _call(self, run: Run) -> int:
         self.called.append(run.name)
         folder = self.folder / run.name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "arguments.json").write_text(json.dumps(self._arguments(run)))
-        score = {1.0: 0.3, 2.0: 0.6, 4.0: 0.5}.get(run.choice.get("model.gamma", 0), 0.1)
+        score = self.scores.get(run.choice.get("model.gamma", 0), 0.1)
         status = "failed: no" if run.name in self.failing else "finished"
         metrics = {"knn/top1": Metric([[1.0, 1, 1.0, score]])}
         record(status=status, seed=run.seed, metrics=metrics).write(
