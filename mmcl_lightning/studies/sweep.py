@@ -127,6 +127,9 @@ class Sweep:
             with self._lock:
                 self._left -= 1
                 minutes = (time.monotonic() - started) / 60
+                if self._stopped.is_set():
+                    print(f"[{self._left} left] {run.name}: interrupted after {minutes:.1f} min", flush=True)
+                    return False
                 if code or not self._finished(run):
                     self.failures.append(f"{run.name}: failed, see {self.folder / run.name / 'output.txt'}")
                     print(f"[{self._left} left] {run.name}: FAILED after {minutes:.1f} min", flush=True)
