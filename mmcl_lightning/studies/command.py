@@ -37,14 +37,16 @@ def sweep(arguments: list[str]) -> None:
     folder = options.runs / study.name
     if options.out is not None and options.out.suffix != ".md":
         raise ConfigError(f"the report is Markdown: --out must end in .md, got {options.out}")
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # its runs must not outlive a sweep
+    # Runs must not outlive a sweep. SIGINT too: a script's background job, and what it starts, ignores it.
+    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         finished = Sweep(study, folder, options.parallel, extra).run()
     except KeyboardInterrupt:
         print("stopped: the same command goes on where it was", file=sys.stderr)
         raise SystemExit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     out = options.out or folder / "REPORT.md"
     if (folder / "ledger").is_dir():
         print("\n" + write_report(folder / "ledger", out, study.name))
