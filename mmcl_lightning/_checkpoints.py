@@ -15,7 +15,7 @@ __all__ = ["newest_checkpoint", "read_file"]
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the checkpoint that was written last below ``folder/RUN/checkpoints``, or ``None``.
 
-    Of files written at the same moment it is ``last.ckpt``, of the broken-off step where there is one.
+    Of files written at the same moment it is ``last.ckpt``.
 
     Args:
         folder: Folder of the runs of one recipe, as a logger makes it.
@@ -42,5 +42,5 @@ def read_file(path: str | Path, what: str) -> Any:
         reason = (str(error).strip() or "it is empty").splitlines()[0][:120]
         raise ConfigError(
             f"{path} cannot be read as {what} ({type(error).__name__}: {reason}): it is damaged, "
-            "or was not written by torch.save"
+            "or holds more than tensors and plain data"
         ) from error

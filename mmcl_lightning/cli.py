@@ -136,7 +136,7 @@ class MMCLCLI(LightningCLI):
         if "ModelCheckpoint" not in str(self.config.fit.trainer.callbacks):
             callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
             for index, callback in enumerate(callbacks):
-                if isinstance(callback, ModelCheckpoint):
+                if type(callback) is ModelCheckpoint:  # a subclass is the user's own
                     callbacks[index] = ModelCheckpoint(
                         save_last=True, save_on_train_epoch_end=True, save_on_exception=True
                     )

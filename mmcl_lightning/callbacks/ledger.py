@@ -22,14 +22,8 @@ from mmcl_lightning.losses import MMCLLoss
 
 __all__ = ["Ledger"]
 
-_SMALLER = (
-    "loss",
-    "residual",
-    "gap",
-    "seconds",
-    "alignment",
-    "uniformity",
-)  # parts of the names of metrics that should be small
+#: Parts of the names of metrics that should be small.
+_SMALLER = ("loss", "residual", "gap", "seconds", "alignment", "uniformity")
 _PLACES = ("logger", "default_root_dir", "enable_progress_bar")  # say where and how it shows
 
 

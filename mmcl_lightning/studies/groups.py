@@ -78,17 +78,17 @@ def sort_out(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     latest: dict[tuple[Any, ...], Record] = {}
     others: list[Record] = []
     for record in sorted(records, key=lambda r: (r.started, r.seconds)):  # a resumed run keeps its start
-        key = (run_name(record), _variant(record), *seeds_of(record))
-        if record.status == "finished":
-            others += [latest[key]] if key in latest else []
-            latest[key] = record
-        else:
+        if record.status != "finished":
             others.append(record)
+            continue
+        if (key := _run(record)) in latest:
+            others.append(latest[key])
+        latest[key] = record
     lines = []
     for record in others:
         if record.status == "finished":
             lines.append(f"* {run_name(record)}, seed {record.seed}: run again later, which counts")
-        elif (run_name(record), _variant(record), *seeds_of(record)) not in latest:
+        elif _run(record) not in latest:
             lines.append(f"* {run_name(record)}, seed {record.seed}: {record.status}")
     return list(latest.values()), lines
 
@@ -106,6 +106,11 @@ def run_name(record: Record) -> str:
     if record.label or record.pretraining is None:
         return record.name
     return f"{record.method} of {record.pretraining['name']}"
+
+
+def _run(record: Record) -> tuple[Any, ...]:
+    """Return what two records have in common that are of one run, made again or resumed."""
+    return run_name(record), _variant(record), *seeds_of(record)
 
 
 def _variant(record: Record) -> str:

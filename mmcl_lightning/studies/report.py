@@ -74,10 +74,11 @@ def write_report(folder: Path, out: Path, title: str = "Results", metrics: Seque
         parts.append(f"## {data}\n\n{_table(groups, columns)}\n{_notes(section, columns)}")
         picture = out.with_name(f"{out.stem}{f'_{pictures + 1}' if pictures else ''}.png")
         drawn = next((metric for metric in columns if any(group.moves(metric) for group in groups)), None)
-        if drawn is not None:
-            _plot([group for group in groups if group.curves(drawn)], drawn, picture)
+        if drawn is not None and _plot([group for group in groups if group.curves(drawn)], drawn, picture):
             pictures += 1
             parts.append(f"![{_title(drawn)} against epochs and time]({picture.name})\n")
+        elif drawn is not None:
+            parts.append("No plot: it needs matplotlib, the extra `report` of this package.\n")
     if rest:
         parts.append("## Not counted\n\n" + "\n".join(rest) + "\n")
     text = "\n".join(parts)
@@ -182,12 +183,12 @@ def _machine(record: Record) -> str:
     return text + (f", {parts['gpu']}" if "gpu" in parts else "") + f", torch {parts.get('torch')}"
 
 
-def _plot(groups: Sequence[Group], metric: str, path: Path) -> None:
-    """Draw mean and range over seeds against epochs and minutes."""
+def _plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
+    """Draw mean and range over seeds against epochs and minutes; return whether matplotlib is there."""
     try:
         import matplotlib
     except ImportError:
-        raise ConfigError("the plot needs matplotlib: pip install 'mmcl-lightning[report]'") from None
+        return False
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -197,26 +198,23 @@ def _plot(groups: Sequence[Group], metric: str, path: Path) -> None:
         curves = group.curves(metric)
         common = min(map(len, curves))
         points = [[curve[i] for curve in curves] for i in range(common)]
+        label = " " + group.name.replace("$", r"\$")  # matplotlib hides _names, and reads $ as maths
         style: dict[str, Any] = {"color": colors(index % colors.N)}
         for axis, column, unit in ((axes[0], 0, 1.0), (axes[1], 2, 60.0)):
             x = [statistics.mean(point[column] for point in at) / unit for at in points]
             y = [[point[3] for point in at] for at in points]
-            axis.plot(
-                x,
-                [statistics.mean(values) for values in y],
-                label=" " + group.name.replace("$", r"\$"),
-                **style,
-            )  # the space: matplotlib hides _names
+            axis.plot(x, [statistics.mean(values) for values in y], label=label, **style)
             band = {**style, "alpha": 0.12, "linewidth": 0}
             axis.fill_between(x, [min(v) for v in y], [max(v) for v in y], **band)
-    for axis, label in zip(axes, ("epochs", "minutes, readouts included"), strict=True):
-        axis.set_xlabel(label)
+    for axis, unit_name in zip(axes, ("epochs", "minutes, readouts included"), strict=True):
+        axis.set_xlabel(unit_name)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(_title(metric))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+    return True
 
 
 def _title(metric: str) -> str:

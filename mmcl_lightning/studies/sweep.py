@@ -52,6 +52,7 @@ class Sweep:
         self._left = 0
         self._children: set[subprocess.Popen[bytes]] = set()
         self._stopped = threading.Event()
+        self._inherited: tuple[int, ...] = ()
 
     def run(self) -> bool:
         """Run what is not finished; return whether all is finished now.
@@ -62,7 +63,7 @@ class Sweep:
         Raises:
             ConfigError: If another sweep, or a run that one left behind, is at work in the folder.
         """
-        with folder_lock(self.folder) as self._lock_file:
+        with _hold(self.folder) as self._inherited:
             return self._run()
 
     def _run(self) -> bool:
@@ -159,9 +160,7 @@ class Sweep:
                     stderr=subprocess.STDOUT,
                     env=environment,
                     start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which passes it on
-                    pass_fds=[self._lock_file]
-                    if fcntl
-                    else [],  # held until the last run has ended, whatever ends the sweep
+                    pass_fds=self._inherited,
                 )
                 self._children.add(child)
             try:
@@ -211,18 +210,20 @@ class Sweep:
 
 
 @contextlib.contextmanager
-def folder_lock(folder: Path) -> Iterator[int]:
-    """Hold a folder for one sweep and the runs that it starts; give the descriptor that they inherit."""
+def _hold(folder: Path) -> Iterator[tuple[int, ...]]:
+    """Lock a folder until the sweep and the runs that inherit the given descriptors have ended."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ConfigError(
-                    f"another sweep, or a run that it left behind, is at work in {folder}: wait or stop it"
-                ) from None
-        yield file.fileno()
+        if fcntl is None:
+            yield ()
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"another sweep, or a run that it left behind, is at work in {folder}: wait or stop it"
+            ) from None
+        yield (file.fileno(),)
 
 
 def _set_aside(folder: Path) -> None:

@@ -106,7 +106,7 @@ def test_long_and_negative_values(tmp_path: Path) -> None:
 
 
 LASTING = """
-import signal, sys, time, pathlib
+import sys, time, pathlib
 pathlib.Path(sys.argv[1]).touch()
 try:
     time.sleep(60)
@@ -127,7 +127,8 @@ def test_an_interrupt_reaches_the_runs_and_starts_no_other(tmp_path: Path) -> No
     sweep = Lasting(study(tmp_path, TEXT.split("  ours:")[0] + "  a:\n  b:\n"), tmp_path / "runs")
 
     def interrupt() -> None:
-        while not (tmp_path / "runs" / "a" / "seed 0" / "started").exists():
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "runs" / "a" / "seed 0" / "started").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         with pytest.raises(ConfigError, match="another sweep"):
             Lasting(sweep.study, sweep.folder).run()
@@ -135,11 +136,13 @@ def test_an_interrupt_reaches_the_runs_and_starts_no_other(tmp_path: Path) -> No
 
     thread = threading.Thread(target=interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        sweep.run()
-    thread.join()
-    signal.signal(signal.SIGINT, before)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            sweep.run()
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (tmp_path / "runs" / "a" / "seed 0" / "started.stopped").exists()
     assert len(list((tmp_path / "runs").rglob("started"))) == 1
 
