@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def test_evaluate_resume_validate_and_test(
     assert record.protocols["linear/top1"] == lines[3].split(maxsplit=1)[1]
     assert record.metrics["linear/top1"].last == pytest.approx(result, abs=1e-4)
     assert record.pretraining["method"] == "MMCL, Inverse"
+
+    (folder / pretrained).parents[1].joinpath("ledger.json").write_text("damaged")
+    main([*LINEAR, f"--model.checkpoint={pretrained}", "--trainer.max_epochs=1"])
+    assert Record.read(run.parents[2] / "version_1" / "ledger.json").pretraining is None, (
+        "and no work is lost"
+    )
+    shutil.rmtree(run.parents[2] / "version_1")
+    capsys.readouterr()
 
     # What follows names no checkpoint of the pretraining: the evaluation's own one has all of it.
     Path(pretrained).unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,15 @@ def test_values_and_names_of_any_kind(tmp_path: Path) -> None:
     (tmp_path / "deep" / "ledger.json").write_text('{"ledger": 1, "cut')
     with pytest.raises(DataError, match=r"ledger\.json is no record"):
         write_report(tmp_path, tmp_path / "r.md")
+
+
+def test_without_matplotlib_the_table_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    record().write(tmp_path / "a.json")
+    text = write_report(tmp_path, tmp_path / "r.md")
+    assert "| MMCL, Exact | 1 | 0.400 |" in text
+    assert "needs matplotlib" in text
+    assert not (tmp_path / "r.png").exists()
 
 
 def test_errors_say_what_to_do(tmp_path: Path) -> None:

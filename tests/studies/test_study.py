@@ -147,6 +147,26 @@ def test_an_interrupt_reaches_the_runs_and_starts_no_other(tmp_path: Path) -> No
     assert len(list((tmp_path / "runs").rglob("started"))) == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, ("1", "1")), ({"OMP_NUM_THREADS": "3"}, ("3", None))], ids=["share", "own"]
+)
+def test_threads_of_a_run(
+    given: dict[str, str], expected: tuple[str | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    sweep = Lasting(study(tmp_path, TEXT.split("  ours:")[0] + "  a:\n"), tmp_path / "runs", parallel=2)
+    show = f"import os; print([os.environ.get(name) for name in {names}])"
+    monkeypatch.setattr(sweep, "_command", lambda run: [sys.executable, "-c", show])
+    assert not sweep.run()
+    shown = (tmp_path / "runs" / "a" / "seed 0" / "output.txt").read_text().strip()
+    assert shown == str(list(expected))
+
+
 def test_a_try_that_is_not_a_number_is_not_the_best(tmp_path: Path) -> None:
     sweep = Rehearsal(study(tmp_path), tmp_path / "runs")
     sweep.scores = {1.0: math.nan, 2.0: 0.2, 4.0: 0.1}
