@@ -36,6 +36,9 @@ __all__ = ["MMCLCLI", "main"]
 #: Commands that need no trainer, by name: each takes the arguments after it.
 _TOOLS = {"export": export, "report": command.report, "sweep": command.sweep}
 
+#: Options whose effect is part of a checkpoint's state: weights that are judged, and the optimizer's own.
+_IN_STATE = ("checkpoint", "lr", "optimizer", "weight_decay")
+
 #: Lines of jsonargparse's messages that repeat types and values, or are true of every option.
 _NOISE = (
     "Does not validate against any of the Union subtypes",
@@ -123,10 +126,8 @@ class MMCLCLI(LightningCLI):
             )
         for name, value in self.model.hparams.items():
             if not name.startswith("_") and name in saved and saved[name] != value:
-                print(
-                    f"model.{name} is {value} here and {saved[name]} in {path}: the configuration wins",
-                    file=sys.stderr,
-                )
+                used = "what the checkpoint holds is used" if name in _IN_STATE else "the configuration wins"
+                print(f"model.{name} is {value} here and {saved[name]} in {path}: {used}", file=sys.stderr)
 
     def before_fit(self) -> None:
         """Replace Lightning's own checkpoint where a list of callbacks has taken away the recipe's.

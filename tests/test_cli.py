@@ -190,7 +190,7 @@ def test_validate_predict_and_test(trained: Path, folder: Path, capsys: pytest.C
 
 
 def test_the_configuration_wins_over_the_checkpoint_and_says_so(
-    trained: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     args = [*QUICK, f"--ckpt_path={trained}", "--trainer.max_epochs=2"]
@@ -199,6 +199,12 @@ def test_the_configuration_wins_over_the_checkpoint_and_says_so(
     assert len(said) == 2
     assert said[0].startswith("model.kernel is ")
     assert said[1] == f"model.C is 5.0 here and 100.0 in {trained}: the configuration wins"
+    main([*args, "--model.optimizer.lr=0.5"])
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("model.optimizer")]
+    assert said.endswith(f"in {trained}: what the checkpoint holds is used")
+    path = max(folder.rglob("last.ckpt"), key=lambda path: path.stat().st_mtime)
+    (state,) = torch.load(path, weights_only=True)["optimizer_states"]
+    assert {group["initial_lr"] for group in state["param_groups"]} == {3e-3}
 
 
 def test_another_optimizer_keeps_nothing_of_the_old_one(folder: Path) -> None:

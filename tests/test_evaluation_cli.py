@@ -76,6 +76,7 @@ def test_evaluate_resume_validate_and_test(
         main([command, *LINEAR[1:], "--ckpt_path=last"])
         said = capsys.readouterr()
         assert "wins" not in said.err
+        assert "what the checkpoint holds" not in said.err
         assert "random" not in said.err
         row = next(line for line in said.out.splitlines() if "linear/top1" in line)
         assert float(row.split("│")[2]) == pytest.approx(result, abs=1e-4)
@@ -83,6 +84,7 @@ def test_evaluate_resume_validate_and_test(
     said = capsys.readouterr()
     assert "Trained 3 epochs, 6 steps." in said.out
     assert "wins" not in said.err
+    assert "what the checkpoint holds" not in said.err
     assert f"weights {pretrained}" in said.out
     assert len(LinearEvaluation.load_from_checkpoint(run).curve) == 2
 

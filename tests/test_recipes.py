@@ -61,6 +61,7 @@ def test_recipe_trains_and_resumes(name: str, folder: Path, capsys: pytest.Captu
     assert f"TensorBoard:  runs/{Path(name).stem}/version_0" in shown.out
     assert "litlogger" not in shown.err + shown.out
     assert "wins" not in shown.err
+    assert "what the checkpoint holds" not in shown.err
     main(["fit", "--config", name, *options, "--trainer.max_epochs=2", "--ckpt_path=saved/step=2.ckpt"])
     assert "Trained 2 epochs, 4 steps." in capsys.readouterr().out
     assert torch.load(folder / "saved" / "step=4.ckpt", weights_only=True)["global_step"] == 4
