@@ -20,10 +20,11 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from mmcl_lightning._checkpoints import newest_checkpoint, read_file
-from mmcl_lightning.callbacks import Ledger, OnlineKNN, RepresentationWriter
+from mmcl_lightning.callbacks import Ledger, OnlineKNN, RepresentationWriter, ResumableCheckpoint
 from mmcl_lightning.errors import ConfigError, MMCLError
 from mmcl_lightning.modules.export import export
 from mmcl_lightning.negatives import InspectingTrainer
@@ -137,10 +138,8 @@ class MMCLCLI(LightningCLI):
         if "ModelCheckpoint" not in str(self.config.fit.trainer.callbacks):
             callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
             for index, callback in enumerate(callbacks):
-                if type(callback) is ModelCheckpoint:  # a subclass is the user's own
-                    callbacks[index] = ModelCheckpoint(
-                        save_last=True, save_on_train_epoch_end=True, save_on_exception=True
-                    )
+                if type(callback) is ModelCheckpoint:  # a subclass is ours, or the user's own
+                    callbacks[index] = ResumableCheckpoint()
 
     def after_fit(self) -> None:
         """Print where things lie and how to look at them."""
@@ -186,7 +185,7 @@ def main(args: list[str] | None = None) -> None:
 
     Raises:
         SystemExit: With code 1 after an error of this package, whose message is all that is printed;
-            with code 2 after a wrong argument.
+            with code 2 after a wrong argument, 130 after Ctrl-C, 143 after SIGTERM.
     """
     _quieten()
     given = sys.argv[1:] if args is None else args
@@ -208,6 +207,8 @@ def main(args: list[str] | None = None) -> None:
             parser_class=RecipeParser,
             args=args,
         )
+    except SIGTERMException as stop:
+        raise SystemExit(stop.code or 143) from None  # Lightning's own has no code, which means success
     except Exception as error:
         message = _plain_message(error)
         if message is None:

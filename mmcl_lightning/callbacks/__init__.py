@@ -1,5 +1,6 @@
 """Lightning callbacks; each works on any LightningModule that has what its ``Reads`` names."""
 
+from mmcl_lightning.callbacks.checkpoint import ResumableCheckpoint
 from mmcl_lightning.callbacks.features import collect_features
 from mmcl_lightning.callbacks.health import HealthPanel
 from mmcl_lightning.callbacks.knn import OnlineKNN
@@ -16,6 +17,7 @@ __all__ = [
     "OnlineKNN",
     "OnlineLinearProbe",
     "RepresentationWriter",
+    "ResumableCheckpoint",
     "SVMSolverCallback",
     "SupportVectorGrid",
     "Throughput",

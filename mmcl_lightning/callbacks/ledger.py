@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mmcl_lightning import ledger
 from mmcl_lightning.errors import DataError
@@ -51,6 +52,7 @@ class Ledger(Callback):
         self._before = 0.0  # seconds of the sessions before this one
         self._start: float | None = None
         self._started = ""
+        self._commit = ""
         self._path: Path | None = None
         self._protocols: dict[str, str] = {}  # of the sessions before this one
 
@@ -66,6 +68,8 @@ class Ledger(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
+        if trainer.is_global_zero:  # now: it may change while this runs, and asking may fail in the end
+            self._commit = ledger.commit()
         self._start = time.monotonic()
         self._started = self._started or datetime.now(timezone.utc).isoformat(timespec="seconds")
 
@@ -76,7 +80,7 @@ class Ledger(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Write the record of a run that broke off, once it had started to train."""
         if self._start is not None:
-            broken = isinstance(exception, KeyboardInterrupt)
+            broken = isinstance(exception, (KeyboardInterrupt, SIGTERMException))
             reason = str(exception).strip().split("\n")[0] or type(exception).__name__
             self._write(trainer, pl_module, "interrupted" if broken else f"failed: {reason}")
 
@@ -116,7 +120,7 @@ class Ledger(Callback):
             config=config,
             config_hash=ledger.config_hash(config),
             seed=None if seed is None else int(seed),
-            commit=ledger.commit(),
+            commit=self._commit or ledger.commit(),
             data=_data(trainer),
             protocols=self._protocols | _protocols(trainer),
             hardware={**ledger.hardware(), "processes": trainer.world_size},

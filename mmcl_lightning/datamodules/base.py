@@ -17,6 +17,7 @@ from mmcl_lightning.datamodules.loading import (
     EvenSampler,
     ResumableDataLoader,
     ViewDataset,
+    outlive_signals,
 )
 from mmcl_lightning.datamodules.sources import ImageSource
 from mmcl_lightning.datamodules.splits import Splits
@@ -288,6 +289,7 @@ class SSLDataModule(LightningDataModule):
         # An own generator: a loader otherwise draws its base seed from the global random state.
         return {
             "num_workers": self.num_workers,
+            "worker_init_fn": outlive_signals,
             "pin_memory": torch.cuda.is_available(),
             "generator": torch.Generator().manual_seed(self.seed),
         }

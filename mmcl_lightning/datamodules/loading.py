@@ -6,6 +6,7 @@ number of workers, of the ranks, of the global random state, or of an interrupti
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,15 @@ from torch.utils.data.distributed import DistributedSampler
 
 from mmcl_lightning.datamodules.sources import ImageSource
 
-__all__ = ["EpochSampler", "EvalDataset", "EvenSampler", "ResumableDataLoader", "ViewDataset", "mix_seed"]
+__all__ = [
+    "EpochSampler",
+    "EvalDataset",
+    "EvenSampler",
+    "ResumableDataLoader",
+    "ViewDataset",
+    "mix_seed",
+    "outlive_signals",
+]
 
 _MASK = 2**64 - 1
 
@@ -36,6 +45,16 @@ def mix_seed(*values: int) -> int:
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
     return state >> 32
+
+
+def outlive_signals(worker_id: int) -> None:
+    """Let a worker go on after a Ctrl-C or SIGTERM of the whole process group.
+
+    The main process ends its step first, for which it may need a batch, and then ends its workers.
+    A second SIGTERM does end a worker.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
 
 class EpochSampler(DistributedSampler[Any]):

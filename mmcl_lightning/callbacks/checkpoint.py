@@ -1,0 +1,129 @@
+"""Checkpoints from which a run goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from mmcl_lightning.callbacks.readout import is_last_epoch
+
+__all__ = ["ResumableCheckpoint"]
+
+
+class ResumableCheckpoint(ModelCheckpoint):
+    """Lightning's ModelCheckpoint whose ``last.ckpt`` is where the run ended, however it ended.
+
+    * A run that comes to its end saves ``last.ckpt`` there, also within a period of ``every_n_epochs``.
+    * Ctrl-C and SIGTERM stop a run after the optimizer step, validation or readout at work, all processes
+      after the same one, so that nothing is done twice or left out when it is resumed. A second Ctrl-C stops
+      at once, as Lightning does: within a step, whose images batch norm then sees twice.
+    * After an error it saves what there is.
+
+    The process ends with status 130 after Ctrl-C and 143 after SIGTERM. ``ddp_spawn`` and ``ddp_fork`` leave
+    signals to Lightning. A run that ended by ``max_steps`` within an epoch goes on with the next epoch.
+
+    Args:
+        save_last: Write ``last.ckpt`` besides the numbered checkpoint.
+        save_on_train_epoch_end: Save after a training epoch, not after a validation, which may never come.
+        save_on_exception: Save where a run breaks off.
+        **kwargs: As ModelCheckpoint: ``every_n_epochs``, ``dirpath``, ``monitor`` and so on.
+    """
+
+    def __init__(
+        self,
+        save_last: bool | Literal["link"] | None = True,
+        save_on_train_epoch_end: bool | None = True,
+        save_on_exception: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            save_last=save_last,
+            save_on_train_epoch_end=save_on_train_epoch_end,
+            save_on_exception=save_on_exception,
+            **kwargs,
+        )
+        self._signal: int | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take over the signals; the trainer gives them back when it ends."""
+        super().on_train_start(trainer, pl_module)
+        self._signal = None
+        # Processes of ddp_spawn and ddp_fork end without a word to their callbacks: nothing would be saved.
+        spawned = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
+        if threading.current_thread() is threading.main_thread() and not spawned:
+            signal.signal(signal.SIGINT, self._on_signal)
+            # In place of Lightning's, which talks to the other processes from within the handler.
+            signal.signal(signal.SIGTERM, self._on_signal)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save where it is due, and stop where the step is whole and nothing belongs to it any more."""
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        loop = trainer.fit_loop.epoch_loop
+        validates = bool(
+            trainer.enable_validation
+            and trainer.val_check_batch
+            and (batch_idx + 1) % trainer.val_check_batch == 0
+        )
+        if not (validates or loop._is_training_done or loop._should_accumulate()):
+            self._stop_if_asked(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save where it is due, and stop a run that validates within an epoch."""
+        super().on_validation_end(trainer, pl_module)
+        fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        if fitting and not trainer.fit_loop.epoch_loop._is_training_done:
+            self._stop_if_asked(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save where it is due, and stop unless the run has come to its end anyway."""
+        super().on_train_epoch_end(trainer, pl_module)
+        if not is_last_epoch(trainer):
+            self._stop_if_asked(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the end of the run, if no checkpoint has it."""
+        if not self._should_skip_saving_checkpoint(trainer):
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Save what there is, and say where."""
+        if isinstance(exception, SIGTERMException) and self._signal is not None:
+            exception.code = 128 + self._signal
+        if isinstance(exception, KeyboardInterrupt) and trainer.world_size > 1:
+            return  # the processes are at different places, and saving would wait for all of them
+        if self._should_save_on_exception(trainer):
+            metrics = self._monitor_candidates(trainer)
+            if not self.save_last:
+                self._save_checkpoint(trainer, self.format_checkpoint_name(metrics))
+            self._save_last_checkpoint(trainer, metrics)
+        if self._last_checkpoint_saved:
+            rank_zero_info(
+                f"Stopped at step {trainer.global_step}. To go on: --ckpt_path {self._last_checkpoint_saved}"
+            )
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._signal = self._signal or number
+        print("\nStopping after this step; Ctrl-C again to stop within it.", file=sys.stderr, flush=True)
+
+    def _stop_if_asked(self, trainer: Trainer) -> None:
+        """Let the trainer end its loops, if any process was asked to."""
+        if trainer.world_size > 1:
+            number = torch.tensor(self._signal or 0, device=trainer.strategy.root_device)
+            self._signal = int(trainer.strategy.reduce(number, reduce_op="max")) or None
+        if self._signal is not None:
+            trainer._signal_connector.received_sigterm = True
