@@ -13,14 +13,14 @@ __all__ = ["newest_checkpoint", "read_file"]
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint that was written last below ``folder/RUN/checkpoints``, or ``None``.
+    """Return the checkpoint that was written last in a run's folder or below a folder of runs, or ``None``.
 
     Of files written at the same moment it is ``last.ckpt``.
 
     Args:
-        folder: Folder of the runs of one recipe, as a logger makes it.
+        folder: ``RUNS`` or ``RUNS/RUN``, where a logger makes ``RUNS/RUN/checkpoints``.
     """
-    found = folder.glob("*/checkpoints/*.ckpt")
+    found = [*folder.glob("checkpoints/*.ckpt"), *folder.glob("*/checkpoints/*.ckpt")]
     return max(found, key=lambda path: (path.stat().st_mtime, path.stem.startswith("last")), default=None)
 
 

@@ -37,9 +37,6 @@ __all__ = ["MMCLCLI", "main"]
 #: Commands that need no trainer, by name: each takes the arguments after it.
 _TOOLS = {"export": export, "report": command.report, "sweep": command.sweep}
 
-#: Options whose effect is part of a checkpoint's state: weights that are judged, and the optimizer's own.
-_IN_STATE = ("checkpoint", "lr", "optimizer", "weight_decay")
-
 #: Lines of jsonargparse's messages that repeat types and values, or are true of every option.
 _NOISE = (
     "Does not validate against any of the Union subtypes",
@@ -91,17 +88,23 @@ class MMCLCLI(LightningCLI):
         if path is None or path in ("best", "hpc") or path.startswith("registry") or "://" in path:
             return
         self._saved = _read_checkpoint(path)
-        if "checkpoint" in options and options["checkpoint"] is None:
-            options["checkpoint"] = path  # an evaluation's own checkpoint has the backbone that it judges
+        if "checkpoint" in options:  # an evaluation, whose own checkpoint has the backbone that it judges
+            origin = self._saved["hyper_parameters"].get("checkpoint")
+            if options["checkpoint"] not in (None, origin, path):
+                raise ConfigError(
+                    f"{path} judges {origin}, not {options['checkpoint']}: leave model.checkpoint out"
+                )
+            options["checkpoint"] = path
 
     def _newest_checkpoint(self) -> str:
-        """Path of the checkpoint that was written last among the runs of the configured logger."""
-        logger = self.config[self.config.subcommand].trainer.logger
-        options = getattr(logger, "init_args", None) or {}
-        folder = Path(options.get("save_dir") or "runs") / (options.get("name") or "lightning_logs")
+        """Path of the checkpoint written last: by the run whose config.yaml is given, else by any run."""
+        options = self.config[self.config.subcommand]
+        own = [Path(str(path)).parent for path in options.get("config") or []]
+        folder = next((run for run in own if (run / "checkpoints").is_dir()), _runs(options.trainer))
         found = newest_checkpoint(folder)
         if found is None:
             raise ConfigError(f"--ckpt_path last: there is no run with a checkpoint in {folder}")
+        print(f"--ckpt_path last is {found}", file=sys.stderr)
         return str(found)
 
     def _ckpt_path(self) -> str | None:
@@ -127,8 +130,8 @@ class MMCLCLI(LightningCLI):
             )
         for name, value in self.model.hparams.items():
             if not name.startswith("_") and name in saved and saved[name] != value:
-                used = "what the checkpoint holds is used" if name in _IN_STATE else "the configuration wins"
-                print(f"model.{name} is {value} here and {saved[name]} in {path}: {used}", file=sys.stderr)
+                wins = "the configuration wins"
+                print(f"model.{name} is {value} here and {saved[name]} in {path}: {wins}", file=sys.stderr)
 
     def before_fit(self) -> None:
         """Replace Lightning's own checkpoint where a list of callbacks has taken away the recipe's.
@@ -153,9 +156,10 @@ class MMCLCLI(LightningCLI):
                 print(f"k-NN top-1:   {start:.3f} -> {end:.3f}  ({callback.described})")
         for part in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
             print("".join(f"{line}\n" for line in getattr(part, "summary", list)()), end="")
-        checkpoint = getattr(self.trainer.checkpoint_callback, "last_model_path", "") or getattr(
-            self.trainer.checkpoint_callback, "best_model_path", ""
-        )
+        saved: Any = self.trainer.checkpoint_callback
+        checkpoint = getattr(saved, "last_model_path", "") or getattr(saved, "best_model_path", "")
+        if saved is not None and not saved._last_checkpoint_saved and (resumed := self._ckpt_path()):
+            checkpoint = resumed  # nothing was left to train
         print(f"Checkpoint:   {_short(checkpoint) if checkpoint else 'none was saved'}")
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
@@ -215,6 +219,17 @@ def main(args: list[str] | None = None) -> None:
             raise
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(1) from error
+
+
+def _runs(trainer: Any) -> Path:
+    """Folder in which the first logger of a trainer's configuration makes a folder for each run."""
+    logger = trainer.logger[0] if isinstance(trainer.logger, list) else trainer.logger
+    root = trainer.default_root_dir or "."
+    if not logger and logger is not None:  # none at all: the trainer's folder itself has the checkpoints
+        return Path(root)
+    options = getattr(logger, "init_args", None) or {}
+    name = options.get("name")
+    return Path(options.get("save_dir") or root) / ("lightning_logs" if name is None else name)
 
 
 def _read_checkpoint(path: str) -> dict[str, Any]:

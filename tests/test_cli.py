@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -199,12 +200,47 @@ def test_the_configuration_wins_over_the_checkpoint_and_says_so(
     assert len(said) == 2
     assert said[0].startswith("model.kernel is ")
     assert said[1] == f"model.C is 5.0 here and 100.0 in {trained}: the configuration wins"
-    main([*args, "--model.optimizer.lr=0.5"])
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("model.optimizer")]
-    assert said.endswith(f"in {trained}: what the checkpoint holds is used")
-    path = max(folder.rglob("last.ckpt"), key=lambda path: path.stat().st_mtime)
-    (state,) = torch.load(path, weights_only=True)["optimizer_states"]
-    assert {group["initial_lr"] for group in state["param_groups"]} == {3e-3}
+
+
+@pytest.mark.parametrize(
+    ("option", "difference"),
+    [
+        ("--model.optimizer.lr=0.5", "lr=0.003, which is 0.5"),
+        ("--model.optimizer.weight_decay=0", "weight_decay=0.0001, which is 0.0"),
+        ("--model.optimizer=torch.optim.SGD", "class AdamW, which is SGD"),
+    ],
+)
+def test_a_run_is_not_resumed_with_another_optimizer(
+    option: str, difference: str, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [*QUICK, f"--ckpt_path={trained}", "--trainer.max_epochs=2"]
+    said = complaint([*args, option], capsys, 1)
+    assert f"the checkpoint's optimizer has {difference} here" in said
+
+
+@pytest.mark.parametrize("logger", ["list", "false", "no name", "own config"])
+def test_last_with_any_logger(logger: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loggers = [
+        {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "here", "name": "mine"}},
+        {"class_path": "CSVLogger", "init_args": {"save_dir": "there"}},
+    ]
+    options = {
+        "list": [f"--trainer.logger={json.dumps(loggers)}"],
+        "false": ["--trainer.logger=false"],
+        "no name": ["--trainer.logger.name="],
+        "own config": [],
+    }[logger]
+    fit = [*QUICK, "--trainer.max_epochs=1", *options]
+    main(fit)
+    (first,) = folder.rglob("last.ckpt")
+    if logger == "own config":
+        main(fit)
+        fit = ["fit", f"--config={first.parents[1] / 'config.yaml'}"]
+    capsys.readouterr()
+    main([*fit, "--ckpt_path=last"])
+    captured = capsys.readouterr()
+    assert f"--ckpt_path last is {first.relative_to(folder)}" in captured.err.replace(f"{folder}/", "")
+    assert f"Checkpoint:   {first.relative_to(folder)}" in captured.out, "nothing was left to train"
 
 
 def test_another_optimizer_keeps_nothing_of_the_old_one(folder: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mmcl_lightning.callbacks.features import FeaturePass, feature_pass
 from mmcl_lightning.errors import ConfigError
@@ -49,6 +49,7 @@ class FeatureReadout(Callback):
         self.every_n_epochs = every_n_epochs
         self.at_start = at_start
         self._values: dict[str, float] = {}
+        self._owed = False  # a readout broke off, which the resumed run makes up for
         self._said: set[str] = set()
         self._shared = _Shared()
 
@@ -74,7 +75,7 @@ class FeatureReadout(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read out once before training, or take up the values of the checkpoint."""
         if self._begin(trainer, "start"):
-            self._values = self.readout(trainer, pl_module)
+            self._values, self._owed = self.readout(trainer, pl_module), False
             self.record(trainer, trainer.current_epoch)
             for logger in trainer.loggers:
                 logger.log_metrics(self._values, step=trainer.global_step)
@@ -85,10 +86,18 @@ class FeatureReadout(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read out where it is due."""
         if self._begin(trainer, "epoch"):
-            self._values = self.readout(trainer, pl_module)
+            self._values, self._owed = self.readout(trainer, pl_module), False
             self.record(trainer, trainer.current_epoch + 1)
             _log(pl_module, self._values, prog_bar=True)
         self._end(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so where the last readout broke off and no step was left, so that nothing made up for it."""
+        if self._owed:
+            rank_zero_warn(
+                f"{type(self).__name__}: the readout at the end of this run broke off: "
+                "`validate --ckpt_path last` gives it"
+            )
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read out under ``trainer.validate``; during ``fit`` the end of the training epoch does it."""
@@ -98,12 +107,12 @@ class FeatureReadout(Callback):
             self._end(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the latest values."""
-        return {"values": dict(self._values)}
+        """Return the latest values, and whether newer ones are owed."""
+        return {"values": dict(self._values), "owed": self._owed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the latest values."""
-        self._values = dict(state_dict["values"])
+        self._values, self._owed = dict(state_dict["values"]), bool(state_dict.get("owed", False))
 
     def _pass(
         self, trainer: Trainer, module: LightningModule, loader: Iterable[Any], **options: Any
@@ -139,6 +148,8 @@ class FeatureReadout(Callback):
         if self is readouts[0]:
             due = [readout for readout in readouts if readout._is_due(trainer, hook)]
             self._shared = _Shared(due)
+            for readout in due if hook == "epoch" else []:
+                readout._owed = True
         return self in self._due(trainer)
 
     def _end(self, trainer: Trainer) -> None:
@@ -148,7 +159,7 @@ class FeatureReadout(Callback):
 
     def _is_due(self, trainer: Trainer, hook: str) -> bool:
         if hook == "start":
-            return self.at_start and not self._values
+            return self._owed or (self.at_start and not self._values)
         return hook == "validate" or (
             (trainer.current_epoch + 1) % self.every_n_epochs == 0
             or is_last_epoch(trainer)

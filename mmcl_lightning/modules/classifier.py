@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from abc import abstractmethod
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -24,6 +25,7 @@ from mmcl_lightning.metrics import topk_correct
 from mmcl_lightning.models import feature_dim
 from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
 from mmcl_lightning.modules.resumable import ResumableModule
+from mmcl_lightning.modules.specs import to_spec
 from mmcl_lightning.modules.weights import backbone_from
 from mmcl_lightning.optim import WarmupCosine, scale_learning_rate
 
@@ -85,13 +87,14 @@ class ClassifierModule(ResumableModule):
         self.num_classes = num_classes
         self.lr = lr
         self.weight_decay = self.protocol.weight_decay if weight_decay is None else weight_decay
+        checkpoint = os.fspath(checkpoint)
         file = "random" if _restoring.get() else checkpoint
         self.backbone, source, report = backbone_from(file, backbone, cifar_stem)
         if not _restoring.get():
             rank_zero_info(report)
             checkpoint = source["checkpoint"]
         self.checkpoint = checkpoint  # the ledger says with it what pretraining was judged
-        self.hparams.update({**source, "checkpoint": checkpoint})
+        self.hparams.update(to_spec({**self.hparams, **source, "checkpoint": checkpoint}))
         self._hparams_initial = copy.deepcopy(self._hparams)
         self.classifier: nn.Linear | None
         self.register_module("classifier", None)  # made when the number of classes is known
@@ -243,7 +246,10 @@ class ClassifierModule(ResumableModule):
         checkpoint["curve"] = [list(point) for point in self.curve]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the curve, and make a classifier of the size that the checkpoint has."""
+        """Take up the curve and the origin of the weights, and make a classifier of the checkpoint's size."""
+        super().on_load_checkpoint(checkpoint)
+        self.checkpoint = checkpoint.get("hyper_parameters", {}).get("checkpoint", self.checkpoint)
+        self.hparams["checkpoint"] = self._hparams_initial["checkpoint"] = self.checkpoint
         curve = checkpoint.get("curve", [])
         self.curve = [(int(epoch), int(step), float(top1)) for epoch, step, top1 in curve]
         weight = checkpoint["state_dict"].get("classifier.weight")

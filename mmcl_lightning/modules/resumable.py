@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
 
-from mmcl_lightning.errors import NumericalError
+from mmcl_lightning.errors import ConfigError, NumericalError
+from mmcl_lightning.modules.specs import to_spec
 
 __all__ = ["ResumableModule"]
 
@@ -16,8 +18,28 @@ class ResumableModule(LightningModule):
     """Hands the loaders their state from the checkpoint, and never saves weights that are not finite.
 
     For modules whose ``configure_optimizers`` asks the trainer for the number of steps, and loaders that
-    count their batches, as :class:`~mmcl_lightning.datamodules.loading.ResumableDataLoader` does.
+    count their batches, as :class:`~mmcl_lightning.datamodules.loading.ResumableDataLoader` does. A resumed
+    optimizer has the options that it had, so a configuration with others is refused.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._optimizers_before: list[dict[str, Any]] | None = None  # of the run that is resumed
+        self._optimizers: list[dict[str, Any]] = []
+
+    def on_fit_start(self) -> None:
+        """Compare the optimizers with those of the checkpoint, which is about to overwrite their options.
+
+        Raises:
+            ConfigError: If they differ: what is recorded as run would not be what runs.
+        """
+        self._optimizers = [_described(optimizer) for optimizer in self.trainer.optimizers]
+        before = self._optimizers if self._optimizers_before is None else self._optimizers_before
+        if before != self._optimizers:
+            raise ConfigError(
+                f"the checkpoint's optimizer has {_difference(before, self._optimizers)} here. A run goes on "
+                "with the optimizer that it had: give the same options, or start a new run"
+            )
 
     def on_train_start(self) -> None:
         """Hand the loaders their state from the checkpoint, so that an interrupted epoch continues."""
@@ -34,6 +56,7 @@ class ResumableModule(LightningModule):
                 f"{said}The weights are not finite at step {self.global_step}: no checkpoint is written, and "
                 "the ones before stay as they are"
             )
+        checkpoint["optimizers"] = self._optimizers
         fit = checkpoint.get("loops", {}).get("fit_loop", {})
         current = fit.get("epoch_loop.batch_progress", {}).get("current", {})
         unfinished = current.get("ready", 0) - current.get("processed", 0)
@@ -41,9 +64,35 @@ class ResumableModule(LightningModule):
             if unfinished and "batches" in loader:  # a loader of ours counts what it handed out
                 loader["batches"] -= unfinished
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up which optimizers the run had; a checkpoint of an earlier version does not say."""
+        self._optimizers_before = checkpoint.get("optimizers")
+
     def global_batch_size(self) -> int | None:
         """Images per optimizer step, over all devices and accumulated batches; None if no loader tells."""
         size = getattr(self.trainer.train_dataloader, "batch_size", None)
         if size is None:
             return None
         return int(size) * self.trainer.world_size * self.trainer.accumulate_grad_batches
+
+
+def _described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Options of an optimizer as it was built, in plain data."""
+    groups = []
+    for group in optimizer.param_groups:
+        options = {name: to_spec(value) for name, value in group.items() if name != "params"}
+        options["lr"] = options.pop("initial_lr", options["lr"])  # lr is where a schedule has it
+        groups.append(options)
+    return {"class": type(optimizer).__name__, "groups": groups}
+
+
+def _difference(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
+    """First difference, as ``lr=0.1, which is 0.2``."""
+    for old, new in zip(before, now, strict=False):
+        if old["class"] != new["class"]:
+            return f"class {old['class']}, which is {new['class']}"
+        for theirs, ours in zip(old["groups"], new["groups"], strict=False):
+            for name in sorted(theirs.keys() | ours.keys()):
+                if theirs.get(name) != ours.get(name):
+                    return f"{name}={theirs.get(name)}, which is {ours.get(name)}"
+    return "another number of parameter groups, which are different"

@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import os
 from typing import Any
 
 from torch import nn
 
+from mmcl_lightning._options import is_number, is_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import Kernel
 from mmcl_lightning.losses import ContrastiveLoss
@@ -39,10 +41,15 @@ def to_spec(value: Any) -> Any:
         return {key: to_spec(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_spec(item) for item in value]
-    if isinstance(value, float):
-        return float(value)  # also one of NumPy, whose scalars a checkpoint cannot hold
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool | str):
         return value
+    # NumPy's scalars and paths are nothing that a checkpoint can hold.
+    if is_whole(value):
+        return int(value)
+    if is_number(value):
+        return float(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     return _note(value)
 
 

@@ -117,8 +117,9 @@ def backbone_from(
         cifar_stem: Stem of a torchvision ResNet; ``None`` for what the weights have.
 
     Returns:
-        The backbone; the options that describe it, in plain data: ``checkpoint`` (of an evaluation's own
-        checkpoint the one before it), ``backbone``, ``cifar_stem``; and one line about what was loaded.
+        The backbone; the options that describe it, in plain data: ``checkpoint`` (where that is a linear
+        evaluation's own, the file that it judged), ``backbone``, ``cifar_stem``; and one line about what was
+        loaded.
 
     Raises:
         ConfigError: If the network is not known, or the weights do not fit it.
@@ -140,7 +141,9 @@ def backbone_from(
     module = build_backbone(network, cifar_stem=cifar_stem) if isinstance(network, str) else network
     report = "the backbone keeps its random weights" if file is None else load_backbone(module, file)
     described = choice if isinstance(choice, str | dict) else to_spec(choice)
-    origin = saved.get("checkpoint") or checkpoint
+    # A linear evaluation's own file has the backbone that it judged, unless batch norm was let to move.
+    untouched = saved.get("bn_train") is False and saved.get("checkpoint")
+    origin = untouched or checkpoint
     return module, {"checkpoint": origin, "backbone": described, "cifar_stem": cifar_stem}, report
 
 

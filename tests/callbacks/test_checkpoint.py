@@ -150,6 +150,36 @@ def test_foreign_modules_stop_after_a_step_too(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
 
 
+def break_in_readout(folder: Path, epoch: int) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        if fitting.current_epoch + 1 == epoch:
+            raise OSError("no disk")
+        return read(*args, **kwargs)
+
+    knn = OnlineKNN(k=4, every_n_epochs=2)
+    read, knn.readout = knn.readout, fail  # type: ignore[method-assign]
+    fitting = trainer(folder, knn, ResumableCheckpoint(dirpath=folder), max_epochs=EPOCHS)
+    with pytest.raises(OSError, match="no disk"):
+        fitting.fit(build("simclr"), shapes())
+
+
+def test_a_readout_that_broke_off_is_made_up_for(tmp_path: Path) -> None:
+    _, _, _, whole = run(tmp_path / "whole", "simclr")
+    break_in_readout(tmp_path, 2)
+    knn = OnlineKNN(k=4, every_n_epochs=2)
+    second = trainer(tmp_path, knn, max_epochs=EPOCHS)
+    second.fit(build("simclr"), shapes(), ckpt_path=str(tmp_path / "last.ckpt"))
+    expected = [(round(epoch), top1) for epoch, _, _, top1 in whole["metrics"]["knn/top1"]["curve"]]
+    assert [(epoch, pytest.approx(top1, abs=1e-6)) for epoch, top1 in knn.curve] == expected
+
+
+def test_a_missing_last_readout_is_said(tmp_path: Path) -> None:
+    break_in_readout(tmp_path, EPOCHS)
+    second = trainer(tmp_path, OnlineKNN(k=4, every_n_epochs=2), max_epochs=EPOCHS)
+    with pytest.warns(UserWarning, match="OnlineKNN: the readout at the end of this run broke off"):
+        second.fit(build("simclr"), shapes(), ckpt_path=str(tmp_path / "last.ckpt"))
+
+
 def test_options_are_those_of_lightning(tmp_path: Path) -> None:
     checkpoint = ResumableCheckpoint(save_last=False, dirpath=tmp_path, every_n_train_steps=3)
     parts = [Press("on_train_batch_start", 5), checkpoint]

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -388,3 +389,28 @@ def test_the_pretraining_checkpoint_needs_nothing_else(tmp_path: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert module.classifier.out_features == 10
     assert module.hparams["checkpoint"] == str(tmp_path / "pretrained.ckpt")
+
+
+def test_a_path_is_kept_as_plain_text(weights: str, tmp_path: Path) -> None:
+    fit(tmp_path, linear(Path(weights), lr=np.float64(0.1)), ModelCheckpoint(tmp_path), epochs=1)  # type: ignore[arg-type]
+    saved = torch.load(next(tmp_path.glob("*.ckpt")), weights_only=True)["hyper_parameters"]
+    assert (saved["checkpoint"], saved["lr"]) == (weights, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "origin"),
+    [
+        (LinearEvaluation, {}, "pretraining"),
+        (LinearEvaluation, {"bn_train": True}, "itself"),
+        (FineTune, {}, "itself"),
+    ],
+)
+def test_where_weights_come_from(
+    kind: Any, options: dict[str, Any], origin: str, weights: str, tmp_path: Path
+) -> None:
+    """A linear evaluation's file stands for the weights that it judged; where they moved, for itself."""
+    module = kind(weights, backbone="conv4", num_classes=3, **options)
+    fit(tmp_path, module, ModelCheckpoint(tmp_path), epochs=1)
+    own = str(next(tmp_path.glob("*.ckpt")))
+    judged = LinearEvaluation(own)
+    assert judged.checkpoint == judged.hparams["checkpoint"] == (own if origin == "itself" else weights)
