@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LinearLR
 
+from mmcl_lightning._options import is_number
 from mmcl_lightning.distributed import layout
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.metrics import topk_correct
@@ -76,8 +77,8 @@ class ClassifierModule(ResumableModule):
         if protocol not in EVALUATION_PROTOCOLS:
             raise ConfigError(f"protocol must be one of {sorted(EVALUATION_PROTOCOLS)}, got {protocol!r}")
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{name} must be a finite number >= 0, got {value}")
+            if value is not None and not (is_number(value) and math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{name} must be a finite number >= 0, got {value!r}")
         if checkpoint is None:
             raise ConfigError(
                 "an evaluation needs weights: set --model.checkpoint to the file of a pretrained backbone, "
@@ -85,8 +86,9 @@ class ClassifierModule(ResumableModule):
             )
         self.protocol = EVALUATION_PROTOCOLS[protocol]
         self.num_classes = num_classes
-        self.lr = lr
-        self.weight_decay = self.protocol.weight_decay if weight_decay is None else weight_decay
+        # Plain numbers: a checkpoint, which has the optimizer's options, cannot hold one of NumPy.
+        self.lr = None if lr is None else float(lr)
+        self.weight_decay = float(self.protocol.weight_decay if weight_decay is None else weight_decay)
         checkpoint = os.fspath(checkpoint)
         file = "random" if _restoring.get() else checkpoint
         self.backbone, source, report = backbone_from(file, backbone, cifar_stem)
