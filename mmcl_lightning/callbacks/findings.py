@@ -153,7 +153,7 @@ class SupportVectors:
         alpha = self.alpha[query, candidate]
         false = self.is_false_negative(query, candidate)
         bound = bool(at_bound(alpha, self.problem.C))
-        if not is_support(alpha):
+        if not is_support(self.alpha[query])[candidate]:
             frame, corner = GREY, ""
         else:
             frame, corner = ORANGE if false else BLUE, f"{float(alpha):#.3g}" + (" = C" if bound else "")

@@ -120,8 +120,10 @@ class SVMSolverCallback(Callback):
                 f"a kernel matrix could not be factorised at step {trainer.global_step} and was retried "
                 f"({solution.retries} times, ridge + {solution.extra_ridge:g}); svm/retries counts on",
             )
-        if solution.status is Status.MAX_STEPS:
-            self._warn_once("max_steps", f"SVM solver, step {trainer.global_step}: {solution.status.value}")
+        if solution.status in (Status.MAX_STEPS, Status.ROUNDED):
+            self._warn_once(
+                solution.status.name, f"SVM solver, step {trainer.global_step}: {solution.status.value}"
+            )
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if every and trainer.global_step % every == 0:  # the steps that Lightning writes
             stats = criterion.last_stats

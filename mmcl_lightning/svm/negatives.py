@@ -20,7 +20,9 @@ __all__ = [
     "ranked_negatives",
 ]
 
-SUPPORT_TOL = 1e-6  # alpha above this makes a support vector; relative to C for the upper bound
+SUPPORT_TOL = (
+    1e-6  # share of the largest alpha, or of 1, above which one makes a support vector; of C, for the bound
+)
 
 _SHARES = (
     "false_negative_base_rate",
@@ -31,8 +33,12 @@ _SHARES = (
 
 
 def is_support(alpha: Tensor) -> Tensor:
-    """Whether each negative is a support vector, bool of the shape of ``alpha``."""
-    return alpha > SUPPORT_TOL
+    """Whether each negative is a support vector, bool of the shape of ``alpha`` ``(..., n)``.
+
+    What is small is said by the problem's largest alpha where that is below 1, as with a tiny C or a kernel
+    of large values.
+    """
+    return alpha > SUPPORT_TOL * alpha.amax(-1, keepdim=True).clamp_max(1)
 
 
 def at_bound(alpha: Tensor, C: float) -> Tensor:

@@ -15,6 +15,10 @@ class Status(enum.Enum):
 
     CONVERGED = "every problem met the tolerance on its optimality residual"
     MAX_STEPS = "at least one problem stopped at max_steps above the tolerance: raise max_steps, tol or reg"
+    ROUNDED = (
+        "at least one problem is above the tolerance, and as near as rounding lets it come. Where candidates "
+        "are equal and reg is small, alpha and the loss may be far off: raise reg, lower C, or use float64"
+    )
     TRUNCATED = (
         "closed form clipped to the box, which is not the optimum of the box problem: "
         "use the Exact solver where the optimum itself is wanted"

@@ -129,3 +129,11 @@ def test_negatives_are_ranked_by_alpha_and_by_distance_in_the_kernels_space(name
         some_outside += len(outside) > 1
     assert some_outside
     assert is_support(alpha).any()
+
+
+def test_support_vectors_of_a_tiny_box() -> None:
+    """With C = 1e-7 every alpha is tiny, and those at C are support vectors all the same."""
+    alpha = torch.tensor([[1e-7, 0.0, 5e-8, 1e-16], [3.0, 1e-9, 2e-6, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    expected = [[True, False, True, False], [True, False, True, False], [False] * 4]
+    assert is_support(alpha).tolist() == expected
+    assert is_support(alpha[0]).tolist() == expected[0]

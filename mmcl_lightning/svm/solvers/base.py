@@ -11,7 +11,7 @@ from torch import Tensor
 from mmcl_lightning._options import is_number, is_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.problem import MaxMarginDual
-from mmcl_lightning.svm.solution import Solution
+from mmcl_lightning.svm.solution import Solution, Status
 
 __all__ = ["Solver"]
 
@@ -53,11 +53,19 @@ def check_bounded(problem: MaxMarginDual) -> None:
 
 
 def allowed_residual(problem: MaxMarginDual, alpha: Tensor, tol: float) -> Tensor:
-    """Residual at which a problem counts as solved, shape ``(B,)``: ``tol``, or what rounding leaves.
+    """Residual at which a solver has done what it can, shape ``(B,)``: ``tol``, or what rounding leaves.
 
     Rounding is no excuse for more than a hundredth: there the gradient says nothing any more.
     """
     return problem.rounding(alpha).clamp_(tol, max(tol, 0.01))
+
+
+def status_at(problem: MaxMarginDual, alpha: Tensor, residual: Tensor, tol: float) -> Status:
+    """Say how an iterative solver ended that found ``alpha`` ``(B, n)`` with ``residual`` ``(B,)``."""
+    if bool((residual <= tol).all()):
+        return Status.CONVERGED
+    solved = residual <= allowed_residual(problem, alpha, tol)
+    return Status.ROUNDED if bool(solved.all()) else Status.MAX_STEPS
 
 
 def check_iterations(max_steps: int, tol: float, check_every: int = 1) -> None:

@@ -14,9 +14,15 @@ from mmcl_lightning._options import is_number
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.factorisation import Factorisation
 from mmcl_lightning.svm.problem import MaxMarginDual
-from mmcl_lightning.svm.solution import Solution, Status
+from mmcl_lightning.svm.solution import Solution
 from mmcl_lightning.svm.solvers.active_set import free_variables, newton_step
-from mmcl_lightning.svm.solvers.base import Solver, allowed_residual, check_bounded, check_iterations
+from mmcl_lightning.svm.solvers.base import (
+    Solver,
+    allowed_residual,
+    check_bounded,
+    check_iterations,
+    status_at,
+)
 
 __all__ = ["Exact"]
 
@@ -50,7 +56,8 @@ class Exact(Solver):
 
     Args:
         tol: A problem is done when its optimality residual (``problem.kkt_residual``, which is of the order
-            of 1 far from the optimum) is at most ``tol``, or what rounding leaves where that is more.
+            of 1 far from the optimum) is at most ``tol``, or what rounding leaves where that is more,
+            which the status tells apart.
         max_steps: Most splitting steps per problem.
         rho: Penalty, > 0; ``"auto"`` takes 1.3 sqrt(reg (reg + ||K||_F)), near the best in our
             measurements.
@@ -81,10 +88,9 @@ class Exact(Solver):
         parts = torch.split(rows, self._problems_at_a_time(problem))
         found = [self._solve_part(problem.select(part), factorisation.select(part)) for part in parts]
         alpha, residual, steps = (torch.cat(column) for column in zip(*found, strict=True))
-        done = bool((residual <= allowed_residual(problem, alpha, self.tol)).all())
         return Solution(
             alpha=alpha,
-            status=Status.CONVERGED if done else Status.MAX_STEPS,
+            status=status_at(problem, alpha, residual, self.tol),
             steps=steps,
             kkt_residual=residual,
             retries=factorisation.retries,

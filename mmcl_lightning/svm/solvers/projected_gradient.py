@@ -12,7 +12,13 @@ from mmcl_lightning._options import check_flags, is_number, is_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.problem import MaxMarginDual
 from mmcl_lightning.svm.solution import Solution, Status
-from mmcl_lightning.svm.solvers.base import Solver, allowed_residual, check_bounded, check_iterations
+from mmcl_lightning.svm.solvers.base import (
+    Solver,
+    allowed_residual,
+    check_bounded,
+    check_iterations,
+    status_at,
+)
 
 __all__ = ["ProjectedGradient"]
 
@@ -117,8 +123,7 @@ class ProjectedGradient(Solver):
             better = current < residual[rows]
             best[rows[better]], residual[rows[better]] = state.alpha[better], current[better]
             active = current > allowed_residual(state.problem, state.alpha, self.tol)
-        done = bool((residual <= allowed_residual(problem, best, self.tol)).all())
-        return Solution(best, Status.CONVERGED if done else Status.MAX_STEPS, steps, residual)
+        return Solution(best, status_at(problem, best, residual, self.tol), steps, residual)
 
     def _until_still(self, problem: MaxMarginDual, alpha: Tensor, step_size: Tensor) -> Solution:
         """Stop the whole batch by the published rule."""

@@ -27,6 +27,7 @@ from sklearn.svm import SVC
 
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.kernels import Intersection
+from mmcl_lightning.losses import MMCLLoss
 from mmcl_lightning.svm import Exact, Inverse, ProjectedGradient, Solver, Status, max_margin_dual
 
 every_solver = pytest.mark.parametrize("solver", SOLVERS, ids=name)
@@ -189,8 +190,11 @@ def test_finished_problems_take_fewer_steps(solver: Solver) -> None:
 @every_case
 def test_default_options_find_the_optimum_in_single_precision(case: Case, solver: Solver) -> None:
     problem = case.problem(torch.float32)
-    solution = type(solver)(max_steps=20_000)(problem)
-    assert (solution.status, solution.alpha.dtype) == (Status.CONVERGED, torch.float32)
+    default = type(solver)(max_steps=20_000)
+    solution = default(problem)
+    assert solution.alpha.dtype == torch.float32
+    exactly = (solution.kkt_residual <= default.tol).all()  # type: ignore[attr-defined, operator]
+    assert solution.status == (Status.CONVERGED if exactly else Status.ROUNDED)
     double = case.problem()
     best = double.objective(solved(case, solver).alpha)
     excess = (double.objective(solution.alpha.double()) - best) / best.abs()
@@ -348,7 +352,7 @@ def test_converged_is_the_optimum_whatever_the_scale_of_the_kernel(
         C=case.C / scale, reg=scale * case.reg,
     )  # fmt: skip
     solution = type(solver)(max_steps=20_000)(problem)
-    assert solution.status == Status.CONVERGED
+    assert solution.status in (Status.CONVERGED, Status.ROUNDED)
     optimum = case.problem().objective(best)
     excess = case.problem().objective(scale * solution.alpha.double()) - optimum
     assert (excess <= 1e-3 * optimum.abs()).all()
@@ -371,3 +375,15 @@ def test_a_problem_without_a_minimum_is_not_solved() -> None:
     problem = max_margin_dual(torch.zeros(6, 6), torch.arange(6), C=math.inf, reg=0.0)
     for solver in (Exact(), ProjectedGradient()):
         assert solver(problem).status == Status.MAX_STEPS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_rounding_hides_is_no_convergence(dtype: torch.dtype) -> None:
+    """Negatives equal to their anchor, in single precision with a small ridge: alpha is 17 per cent off."""
+    z = torch.randn(3, 4, generator=torch.Generator().manual_seed(2)).repeat(4, 1).to(dtype)
+    loss = MMCLLoss(solver=Exact(), reg=1e-3, C=1e4)
+    value = loss(z, z.clone()).item()
+    right = math.isclose(value, -4 / 3, rel_tol=1e-3)
+    assert right == (dtype == torch.float64)
+    assert loss.last_solution is not None
+    assert loss.last_solution.status == (Status.CONVERGED if right else Status.ROUNDED)
