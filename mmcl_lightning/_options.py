@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["check_flags", "is_number", "is_whole"]
+__all__ = ["check_flags", "check_whole", "is_number", "is_whole"]
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -29,3 +29,10 @@ def check_flags(**flags: Any) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ConfigError(f"{name} must be True or False, got {value!r}")
+
+
+def check_whole(low: int, **values: Any) -> None:
+    """Raise :class:`ConfigError` unless every argument is an integer >= ``low``."""
+    for name, value in values.items():
+        if not (is_whole(value) and value >= low):
+            raise ConfigError(f"{name} must be an integer >= {low}, got {value!r}")

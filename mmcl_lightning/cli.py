@@ -7,15 +7,10 @@ can run code: use only configurations you trust.
 
 from __future__ import annotations
 
-import difflib
-import logging
-import re
 import sys
-import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -24,11 +19,12 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from mmcl_lightning._checkpoints import newest_checkpoint, read_file
+from mmcl_lightning._messages import class_names, essence, plain_message, quieten
 from mmcl_lightning.callbacks import Ledger, OnlineKNN, RepresentationWriter, ResumableCheckpoint
-from mmcl_lightning.errors import ConfigError, MMCLError
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules.export import export
 from mmcl_lightning.negatives import InspectingTrainer
-from mmcl_lightning.recipes import RecipeFile
+from mmcl_lightning.recipes import RecipeFile, recipe_names
 from mmcl_lightning.studies import command
 
 __all__ = ["MMCLCLI", "main"]
@@ -37,15 +33,7 @@ __all__ = ["MMCLCLI", "main"]
 #: Commands that need no trainer, by name: each takes the arguments after it.
 _TOOLS = {"export": export, "report": command.report, "sweep": command.sweep}
 
-#: Lines of jsonargparse's messages that repeat types and values, or are true of every option.
-_NOISE = (
-    "Does not validate against any of the Union subtypes",
-    "Errors:",
-    "Expected a <class 'NoneType'>",
-    "Expected a path but ",
-    "Given value",
-    "Subtypes:",
-)
+_DESCRIPTION = "Max-margin contrastive pretraining: train, judge and look at it, from YAML recipes."
 
 
 class RecipeParser(LightningArgumentParser):
@@ -62,7 +50,7 @@ class RecipeParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with the part of the message that says what is wrong."""
-        super().error(_essence(message) if self.exit_on_error else message, ex)
+        super().error(essence(message) if self.exit_on_error else message, ex)
 
 
 class MMCLCLI(LightningCLI):
@@ -191,13 +179,13 @@ def main(args: list[str] | None = None) -> None:
         SystemExit: With code 1 after an error of this package, whose message is all that is printed;
             with code 2 after a wrong argument, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    _quieten()
+    quieten()
     given = sys.argv[1:] if args is None else args
     try:
         if given and given[0] in _TOOLS:
             _TOOLS[given[0]](given[1:])
             return
-        _class_names()  # imports our classes, which are found by their bare names from then on
+        class_names()  # imports our classes, which are found by their bare names from then on
         MMCLCLI(
             LightningModule,
             LightningDataModule,
@@ -209,16 +197,31 @@ def main(args: list[str] | None = None) -> None:
             save_config_kwargs={"overwrite": True},
             trainer_defaults={"default_root_dir": "runs", "callbacks": [Ledger()]},
             parser_class=RecipeParser,
+            parser_kwargs={"prog": "mmcl", "description": _DESCRIPTION, "epilog": _epilog()},
             args=args,
         )
     except SIGTERMException as stop:
         raise SystemExit(stop.code or 143) from None  # Lightning's own has no code, which means success
     except Exception as error:
-        message = _plain_message(error)
+        message = plain_message(error)
         if message is None:
             raise
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(1) from error
+
+
+def _epilog() -> str:
+    """What the help of the options, which is made from the trainer's commands, does not know of."""
+    tools = (
+        "export: write a backbone's weights alone",
+        "report: tables and plots of runs",
+        "sweep: run a study",
+    )
+    recipes = ", ".join(name.removesuffix(".yaml") for name in recipe_names())
+    return (
+        f"Commands with options of their own (see mmcl NAME --help): {'; '.join(tools)}. "
+        f"Recipes for --config: {recipes}."
+    )
 
 
 def _runs(trainer: Any) -> Path:
@@ -238,66 +241,6 @@ def _read_checkpoint(path: str) -> dict[str, Any]:
     if not (isinstance(saved, dict) and {"state_dict", "pytorch-lightning_version"} <= saved.keys()):
         raise ConfigError(f"{path} is no checkpoint of this package: it has no state_dict of Lightning")
     return {"hyper_parameters": {}, **saved}
-
-
-def _class_names() -> set[str]:
-    """Names that a configuration can use without their module."""
-    from mmcl_lightning import callbacks, datamodules, kernels, losses, modules, svm
-
-    homes = (callbacks, datamodules, kernels, losses, modules, svm)
-    return {name for home in homes for name in home.__all__}
-
-
-def _unknown_class(match: re.Match[str]) -> str:
-    near = difflib.get_close_matches(match[1], _class_names(), n=1)
-    hint = (
-        f"; did you mean {near[0]}?" if near else ": give one of ours by name, others as package.module.Class"
-    )
-    return f"there is no class {match[1]!r}{hint}"
-
-
-def _essence(message: str) -> str:
-    """Reduce a nested message of jsonargparse to ``key.of.the.option: what is wrong``."""
-    keys, lines = [], []
-    for line in message.splitlines():
-        text = line.strip().removeprefix("- ")
-        if key := re.fullmatch(r'Parser key "(.+)":', text):
-            keys.append(key[1])
-        elif text and not text.startswith(_NOISE):
-            lines.append(re.sub(r"^Problem with given class_path '(.+)':$", r"\1:", text))
-    if not lines:
-        return message
-    where = f"{'.'.join(keys)}: " if keys else ""
-    text = " ".join(dict.fromkeys(lines))
-    return where + re.sub(r"Expected a dot import path string: (\S+)", _unknown_class, text)
-
-
-def _plain_message(error: BaseException) -> str | None:
-    """Message of an error that the user can mend, or ``None`` for one that needs its traceback."""
-    cause: BaseException | None = error
-    while cause is not None:  # jsonargparse wraps what a constructor raises
-        if isinstance(cause, MMCLError):
-            text = str(cause)
-            # From a worker of a loader the text is the worker's whole traceback, the message last.
-            return text.rpartition(f"{type(cause).__name__}: ")[2].strip() if "\nTraceback" in text else text
-        cause = cause.__cause__
-    return str(error) if isinstance(error, MisconfigurationException) else None
-
-
-def _quieten() -> None:
-    """Silence what a run prints without need: advertisements, and a deprecation inside of Lightning."""
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # main([...]) in a notebook
-    warnings.filterwarnings("ignore", message="The dirpath has changed")  # every resume gets a new folder
-    warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # a frozen backbone
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    if _no_tip not in logger.filters:
-        logger.addFilter(_no_tip)
-
-
-def _no_tip(record: logging.LogRecord) -> bool:
-    """Whether a message of Lightning is worth printing."""
-    return not any(text in record.getMessage() for text in ("Tip: For seamless cloud", "Loading `train_data"))
 
 
 def _short(path: str) -> str:

@@ -18,10 +18,18 @@ from typing import Any
 
 from mmcl_lightning.errors import DataError
 
-__all__ = ["Metric", "Record", "commit", "config_hash", "hardware", "peak_memory", "read_records"]
+__all__ = [
+    "Metric",
+    "Record",
+    "commit",
+    "config_hash",
+    "hardware",
+    "peak_memory",
+    "read_records",
+]
 
 _FORMAT = 1
-_NOT_HASHED = {"seed_everything", "ckpt_path"}  # nor the logger: where a run writes does not change it
+NOT_HASHED = {"seed_everything", "ckpt_path"}  # nor the logger: where a run writes does not change it
 
 
 @dataclass
@@ -123,9 +131,29 @@ class Record:
                 name: Metric(metric["curve"], metric["smaller_is_better"])
                 for name, metric in content.pop("metrics").items()
             }
-            return cls(**content, metrics=metrics)
+            record = cls(**content, metrics=metrics)
+            record._check()
+            return record
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path} is no record of a run ({type(error).__name__}: {error})") from error
+
+    def _check(self) -> None:
+        """Raise TypeError or ValueError where a part is not of its kind, as in a file that was edited."""
+        kinds: dict[str, Any] = {
+            "status": str, "method": str, "config": dict, "config_hash": str, "seed": int | None,
+            "commit": str, "data": dict, "protocols": dict, "hardware": dict, "epochs": int, "steps": int,
+            "seconds": int | float, "images_per_second": int | float | None, "peak_memory": int | None,
+            "started": str, "label": str, "pretraining": dict | None,
+        }  # fmt: skip
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} is {getattr(self, name)!r}")
+        for name, metric in self.metrics.items():
+            points = metric.curve
+            if not points or not all(
+                len(p) == 4 and all(isinstance(x, int | float) for x in p) for p in points
+            ):
+                raise ValueError(f"the curve of {name} must be points of 4 numbers")
 
 
 def read_records(folder: Path) -> Iterator[tuple[Path, Record]]:
@@ -161,7 +189,7 @@ def config_hash(config: dict[str, Any]) -> str:
     Args:
         config: Resolved configuration, as a run's YAML has it.
     """
-    kept = {name: value for name, value in config.items() if name not in _NOT_HASHED}
+    kept = {name: value for name, value in config.items() if name not in NOT_HASHED}
     if isinstance(kept.get("data"), dict) and isinstance(kept["data"].get("init_args"), dict):
         options = {name: value for name, value in kept["data"]["init_args"].items() if name != "seed"}
         kept["data"] = {**kept["data"], "init_args": options}

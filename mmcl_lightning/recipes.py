@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 
 from mmcl_lightning.errors import ConfigError
@@ -42,11 +43,13 @@ def find_recipe(name: str) -> str:
         inside = not Path(candidate).is_absolute() and ".." not in Path(candidate).parts
         if inside and shipped.is_file():
             return str(shipped)
-    near = difflib.get_close_matches(Path(name).name, recipe_names(), n=1)
+    studies = sorted(f"ablations/{path.name}" for path in (recipe_folder() / "ablations").glob("*.yaml"))
+    near = difflib.get_close_matches(name, [*recipe_names(), *studies], n=1)
+    near = near or difflib.get_close_matches(Path(name).name, recipe_names(), n=1)
     raise ConfigError(
         f"no configuration {name!r}, neither as a file (looked in {Path.cwd()}) nor as a recipe"
         + (f"; did you mean {near[0]}?" if near else ".")
-        + f" Recipes: {', '.join(recipe_names())}"
+        + (f" Studies: {', '.join(studies)}" if "/" in name else f" Recipes: {', '.join(recipe_names())}")
     )
 
 
@@ -57,8 +60,25 @@ class RecipeFile(ActionConfigFile):
         """Find the file, then read it as usual."""
         path = find_recipe(values) if isinstance(values, str) else values
         if isinstance(path, str):
-            try:
-                Path(path).read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise ConfigError(f"{path} is no YAML text in UTF-8: {error}") from error
+            _check(path)
         super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]
+
+
+def _check(path: str) -> None:
+    """Say of a file that holds no options what it is instead, since the parser would not name it."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no YAML text in UTF-8: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        found = "nothing" if content is None else f"a {type(content).__name__}"
+        raise ConfigError(f"{path} must have options such as 'trainer: {{max_epochs: 10}}', and has {found}")
+    if "variants" in content:
+        raise ConfigError(f"{path} is a study, not a configuration of one run: mmcl sweep {path}")
+    empty = [
+        str(name) for name, value in content.items() if value is None and name in ("trainer", "model", "data")
+    ]
+    if empty:
+        raise ConfigError(f"{path}: nothing stands below {empty[0]}: indent its options, or leave it out")

@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 from mmcl_lightning.distributed import broadcast_object, layout
 from mmcl_lightning.errors import DataError, ShapeError
 
-__all__ = ["images_and_labels", "share_batches"]
+__all__ = ["images_and_labels", "labels_of", "share_batches"]
 
 _IMAGE_KEYS = ("image", "images", "x")
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
@@ -31,15 +31,12 @@ def images_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
         DataError: If there is no image, or labels are not integers.
         ShapeError: If there is not one label per image.
     """
-    labels: Any = None
+    labels, images = labels_of(batch), batch
     if isinstance(batch, Mapping):
         images = next((batch[key] for key in _IMAGE_KEYS if key in batch), None)
-        labels = next((batch[key] for key in _LABEL_KEYS if key in batch), None)
-    elif isinstance(batch, Tensor):
-        images = batch
-    else:
-        images, labels = batch[0], batch[1] if len(batch) > 1 else None
-    if not isinstance(images, Tensor):
+    elif isinstance(batch, list | tuple):
+        images = batch[0] if batch else None
+    if not isinstance(images, Tensor) or images.ndim == 0:
         found = f"keys {sorted(map(str, batch))}" if isinstance(batch, Mapping) else type(images).__name__
         raise DataError(
             f"a readout needs batches (images, labels) or {{'image': ..., 'label': ...}} with one tensor of "
@@ -56,6 +53,13 @@ def images_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
     if targets.numel() != len(images):
         raise ShapeError(f"Expected labels ({len(images)},), got {tuple(targets.shape)}")
     return images, targets.flatten().long()
+
+
+def labels_of(batch: Any) -> Any:
+    """Return what stands for the labels in a batch as :func:`images_and_labels` takes it, or None."""
+    if isinstance(batch, Mapping):
+        return next((batch[key] for key in _LABEL_KEYS if key in batch), None)
+    return batch[1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
 
 
 def share_batches(loader: Iterable[Any], limit: int | None = None) -> tuple[Iterable[Any], int | None]:

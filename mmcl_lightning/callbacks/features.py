@@ -120,6 +120,7 @@ def encode(
     if "h" in kinds:
         found["h"] = _rows_of(h, len(images), module)
     if "z" in kinds:
+        _rows_of(h, len(images), module)
         found["z"] = _rows_of(module.projection_head(h), len(images), module)  # type: ignore[operator]
     if "thumbnail" in kinds:
         size = (_THUMBNAIL, _THUMBNAIL)
@@ -215,6 +216,11 @@ def _assemble(
 
 
 def _rows_of(features: Tensor, count: int, module: LightningModule) -> Tensor:
+    if not isinstance(features, Tensor):
+        raise ShapeError(
+            f"Expected features ({count}, F) from {type(module).__name__}, got {type(features).__name__}: "
+            "its forward must return one tensor, a vector per image"
+        )
     if features.ndim > 2 and features.shape[2:].numel() == 1:  # pooled, but not flattened
         features = features.flatten(1)
     if features.ndim != 2 or len(features) != count:

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from mmcl_lightning._options import check_whole
 from mmcl_lightning.callbacks.features import FeaturePass, encode, evaluating, feature_pass
 from mmcl_lightning.callbacks.readout import FeatureReadout, datamodule_of, is_last_epoch
 from mmcl_lightning.distributed import gather_objects, layout
@@ -77,14 +78,10 @@ class HealthPanel(FeatureReadout):
         embedding_every_n_epochs: int | None = None,
     ) -> None:
         super().__init__(every_n_epochs, at_start)
-        for name, value, low in (
-            ("images", images, 2),
-            ("view_images", view_images, 0),
-            ("embedding", embedding, 0),
-            ("embedding_every_n_epochs", embedding_every_n_epochs, 1),
-        ):
-            if value is not None and value < low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}")
+        check_whole(2, images=images)
+        check_whole(0, view_images=view_images, embedding=embedding)
+        if embedding_every_n_epochs is not None:
+            check_whole(1, embedding_every_n_epochs=embedding_every_n_epochs)
         self.images = images
         self.view_images = view_images
         self.loader = loader

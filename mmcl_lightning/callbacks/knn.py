@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from mmcl_lightning._options import check_whole
 from mmcl_lightning.callbacks.features import FeaturePass
 from mmcl_lightning.callbacks.readout import FeatureReadout, datamodule_of
 from mmcl_lightning.errors import ConfigError
@@ -92,17 +93,24 @@ class OnlineKNN(FeatureReadout):
             raise ConfigError(f"bank_device must be 'module' or 'cpu', got {bank_device!r}")
         if bank_dtype not in _DTYPES:
             raise ConfigError(f"bank_dtype must be one of {', '.join(_DTYPES)}, got {bank_dtype!r}")
-        if chunk_size < 1:
-            raise ConfigError(f"chunk_size must be >= 1, got {chunk_size}")
+        check_whole(1, chunk_size=chunk_size)
+        if num_classes is not None:
+            check_whole(1, num_classes=num_classes)
         self.bank_loader = bank_loader
         self.query_loader = query_loader
         self.num_classes = num_classes
         self.bank_device = bank_device
         self.bank_dtype = bank_dtype
         self.chunk_size = chunk_size
+        self.forget()
+
+    def forget(self) -> None:
+        """Be as new."""
+        super().forget()
         self.curve: list[tuple[int, float]] = []  # (epochs trained, top1): survives a resume
         self.described = ""  # the first protocol as it was used in the last readout, in words
         self.protocol_texts: dict[str, str] = {}  # the same of every protocol, by the name of its top1
+        self._measured = ""  # the protocol of the curve
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -153,6 +161,12 @@ class OnlineKNN(FeatureReadout):
     def record(self, trainer: Trainer, epoch: int) -> None:
         """Add the new value to the curve, and the best one to the values."""
         if "knn/top1" in self._values:
+            if self.curve and self._measured != self.described:  # numbers that do not compare
+                rank_zero_warn(
+                    f"k-NN: was {self._measured}, now {self.described}: the best value starts anew"
+                )
+                self.curve = []
+            self._measured = self.described
             self.curve.append((epoch, self._values["knn/top1"]))
             self._values["knn/best_top1"] = max(top1 for _, top1 in self.curve)
             rank_zero_info(f"k-NN top-1 after {epoch} epochs: {self._values['knn/top1']:.3f}")
@@ -166,7 +180,7 @@ class OnlineKNN(FeatureReadout):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the curve, which has the best value in it, and the latest values."""
         super().load_state_dict(state_dict)
-        self.described = state_dict.get("described", "")
+        self.described = self._measured = state_dict.get("described", "")
         self.curve = [(int(epoch), float(top1)) for epoch, top1 in state_dict["curve"]]
         if self.best is not None:  # a checkpoint of an earlier version has no best value
             self._values["knn/best_top1"] = self.best[1]

@@ -17,9 +17,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mmcl_lightning import ledger
+from mmcl_lightning.callbacks.readout import has_trained
 from mmcl_lightning.errors import DataError
 from mmcl_lightning.ledger import Metric, Record
-from mmcl_lightning.losses import MMCLLoss
+from mmcl_lightning.losses import ContrastiveLoss, MMCLLoss
 
 __all__ = ["Ledger"]
 
@@ -49,6 +50,10 @@ class Ledger(Callback):
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
         self._recorder = _Recorder()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._recorder.metrics = {}
         self._before = 0.0  # seconds of the sessions before this one
         self._start: float | None = None
         self._started = ""
@@ -57,7 +62,9 @@ class Ledger(Callback):
         self._protocols: dict[str, str] = {}  # of the sessions before this one
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Listen to what is logged."""
+        """Listen to what is logged; forget another run."""
+        if stage == "fit" and not has_trained(trainer):
+            self._forget()
         if stage == "fit" and self._recorder not in trainer.loggers:
             self._recorder.owner, self._recorder.trainer = self, trainer
             trainer.loggers = [*trainer.loggers, self._recorder]
@@ -211,7 +218,9 @@ def _method(module: LightningModule) -> str:
     criterion = getattr(module, "criterion", None)
     if isinstance(criterion, MMCLLoss):
         return f"MMCL, {type(criterion.solver).__name__}"
-    return type(module).__name__ if criterion is None else type(criterion).__name__.removesuffix("Loss")
+    if not isinstance(criterion, ContrastiveLoss):  # MoCo, an evaluation, somebody else's module
+        return type(module).__name__
+    return type(criterion).__name__.removesuffix("Loss")
 
 
 def _data(trainer: Trainer) -> dict[str, Any]:

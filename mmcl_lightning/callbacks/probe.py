@@ -10,6 +10,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from mmcl_lightning._options import check_whole, is_number
+from mmcl_lightning.callbacks._batches import labels_of
 from mmcl_lightning.callbacks._online_classifier import OnlineClassifier
 from mmcl_lightning.callbacks.readout import FeatureReadout, datamodule_of
 from mmcl_lightning.distributed import gather_objects
@@ -62,24 +64,30 @@ class OnlineLinearProbe(FeatureReadout):
     ) -> None:
         super().__init__(every_n_epochs, at_start=False)
         for name, value, fits, rule in (
-            ("lr", lr, lr > 0, "> 0"),
-            ("weight_decay", weight_decay, weight_decay >= 0, ">= 0"),
-            ("num_classes", num_classes, num_classes is None or num_classes >= 2, ">= 2"),
+            ("lr", lr, is_number(lr) and lr > 0, "> 0"),
+            ("weight_decay", weight_decay, is_number(weight_decay) and weight_decay >= 0, ">= 0"),
         ):
             if not fits:
-                raise ConfigError(f"{name} must be {rule}, got {value}")
+                raise ConfigError(f"{name} must be a number {rule}, got {value!r}")
+        if num_classes is not None:
+            check_whole(2, num_classes=num_classes)
         self.lr = lr
         self.weight_decay = weight_decay
         self.query_loader = query_loader
         self.num_classes = num_classes
-        self.curve: list[tuple[int, float]] = []  # (epochs trained, top1): survives a resume
-        self.classifier: OnlineClassifier | None = None  # made with the first batch, which tells the width
-        self.protocol_texts: dict[str, str] = {}  # the protocol of the last evaluation, in words
-        self._restored: dict[str, Any] = {}  # the classifier of a checkpoint, until it is needed
+        self.forget()
         self._classes = 0  # 0: there are no labels, and the probe stays off
         self._hook: Any = None
         self._listening = False
         self._seen: list[Tensor] = []  # h of the current batch, one entry per call of the backbone
+
+    def forget(self) -> None:
+        """Be as new."""
+        super().forget()
+        self.curve: list[tuple[int, float]] = []  # (epochs trained, top1): survives a resume
+        self.classifier: OnlineClassifier | None = None  # made with the first batch, which tells the width
+        self.protocol_texts: dict[str, str] = {}  # the protocol of the last evaluation, in words
+        self._restored: dict[str, Any] = {}  # the classifier of a checkpoint, until it is needed
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -97,6 +105,7 @@ class OnlineLinearProbe(FeatureReadout):
         if not self._classes:
             self._say_once("the data has no labels to train or test on, so there is no linear probe")
             return
+        self._compare_options()
         backbone = getattr(pl_module, "backbone", None)
         source = backbone if isinstance(backbone, nn.Module) else pl_module
         self._hook = source.register_forward_hook(self._listen)
@@ -124,7 +133,10 @@ class OnlineLinearProbe(FeatureReadout):
                 f"OnlineLinearProbe saw no representation: training_step of {type(pl_module).__name__} calls "
                 f"neither its backbone nor its forward; call one of them, or remove the callback"
             )
-        labels = _labels_of(seen, batch[1], getattr(pl_module, "chunk_size", None))
+        targets = labels_of(batch)
+        if targets is None:
+            raise DataError("OnlineLinearProbe needs training batches with labels, such as (images, labels)")
+        labels = _labels_of(seen, targets, getattr(pl_module, "chunk_size", None))
         rows = torch.cat(seen)
         loss = self._ready(rows).step(rows, labels)
         if loss is not None:
@@ -205,6 +217,17 @@ class OnlineLinearProbe(FeatureReadout):
             if saved:
                 self.classifier.load_state_dict(saved)
         return self.classifier
+
+    def _compare_options(self) -> None:
+        """Raise :class:`ConfigError` where a resumed probe would not be trained as its options say."""
+        if not self._restored:
+            return
+        group = self._restored["optimizer"]["param_groups"][0]
+        if (group["lr"], group["weight_decay"]) != (self.lr, self.weight_decay):
+            raise ConfigError(
+                f"the checkpoint's linear probe has lr={group['lr']:g} and weight_decay="
+                f"{group['weight_decay']:g}, not {self.lr:g} and {self.weight_decay:g}: give the same"
+            )
 
     def _count_classes(self, trainer: Trainer) -> int:
         """Return the number of classes, 0 where the data has no labels to train and test on."""

@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from mmcl_lightning._options import check_flags, check_whole
 from mmcl_lightning.callbacks.features import FeaturePass, feature_pass
-from mmcl_lightning.errors import ConfigError
 
 __all__ = ["FeatureReadout"]
 
@@ -40,18 +40,27 @@ class FeatureReadout(Callback):
         at_start: Read out before the first step too.
 
     Raises:
-        ConfigError: If ``every_n_epochs`` < 1.
+        ConfigError: If ``every_n_epochs`` is no integer >= 1.
     """
 
     def __init__(self, every_n_epochs: int = 1, at_start: bool = True) -> None:
-        if every_n_epochs < 1:
-            raise ConfigError(f"every_n_epochs must be >= 1, got {every_n_epochs}")
+        check_whole(1, every_n_epochs=every_n_epochs)
+        check_flags(at_start=at_start)
         self.every_n_epochs = every_n_epochs
         self.at_start = at_start
         self._values: dict[str, float] = {}
         self._owed = False  # a readout broke off, which the resumed run makes up for
         self._said: set[str] = set()
         self._shared = _Shared()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forget another run; a checkpoint, which is read after this, brings back its own."""
+        if stage == "fit" and not has_trained(trainer):
+            self.forget()
+
+    def forget(self) -> None:
+        """Be as new."""
+        self._values, self._owed, self._said = {}, False, set()
 
     @abstractmethod
     def kinds(self, module: LightningModule) -> set[str]:
@@ -183,6 +192,11 @@ class FeatureReadout(Callback):
 def datamodule_of(trainer: Trainer) -> Any:
     """Return the datamodule of a trainer, or None."""
     return getattr(trainer, "datamodule", None)
+
+
+def has_trained(trainer: Trainer) -> bool:
+    """Whether a trainer goes on with a fit, rather than beginning one."""
+    return trainer.fit_loop.epoch_progress.total.ready > 0
 
 
 def is_last_epoch(trainer: Trainer) -> bool:

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 
+from mmcl_lightning._options import check_whole
 from mmcl_lightning.callbacks.features import evaluating
 from mmcl_lightning.callbacks.findings import SupportVectors
 from mmcl_lightning.callbacks.held_out import HeldOutImages, held_out_loader, take_images
@@ -70,16 +71,9 @@ class SupportVectorGrid(Callback):
         loader: Iterable[Any] | None = None,
         seed: int = 0,
     ) -> None:
-        for name, value, low in (
-            ("every_n_epochs", every_n_epochs, 1),
-            ("images", images, 2),
-            ("queries", queries, 1),
-            ("support_vectors", support_vectors, 1),
-            ("others", others, 0),
-            ("seed", seed, 0),
-        ):
-            if value < low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}")
+        check_whole(1, every_n_epochs=every_n_epochs, queries=queries, support_vectors=support_vectors)
+        check_whole(2, images=images)
+        check_whole(0, others=others, seed=seed)
         if views not in ("augmented", "clean"):
             raise ConfigError(f"views must be 'augmented' or 'clean', got {views!r}")
         self.every_n_epochs = every_n_epochs
@@ -122,7 +116,7 @@ class SupportVectorGrid(Callback):
             pl_module: The module, on its device.
             datamodule: Where the images come from; ``None`` for the trainer's.
         """
-        criterion = mmcl_criterion(pl_module, type(self).__name__)
+        criterion = mmcl_criterion(pl_module, "a picture of support vectors")
         images = self._load(datamodule or getattr(trainer, "datamodule", None), pl_module)
         z = _project(trainer, pl_module, torch.cat(images.views)).chunk(len(images.views))
         asked = copy.copy(criterion)  # the same options, while the criterion keeps what training found

@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from mmcl_lightning.callbacks.readout import has_trained
 from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import MMCLLoss
@@ -62,7 +63,7 @@ class SVMSolverCallback(Callback):
     )
 
     def __init__(
-        self, schedule: dict[str, dict[int, float]] | None = None, log_histogram: bool = True
+        self, schedule: dict[str, dict[int, bool | int | float]] | None = None, log_histogram: bool = True
     ) -> None:
         self.schedule = {
             name: {int(k): v for k, v in changes.items()} for name, changes in (schedule or {}).items()
@@ -74,6 +75,11 @@ class SVMSolverCallback(Callback):
         for name, changes in self.schedule.items():
             if not changes or min(changes) < 1:
                 raise ConfigError(f"schedule of {name!r}: epochs count from 1, got {sorted(changes)}")
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forget another run."""
+        if stage == "fit" and not has_trained(trainer):
+            self.retries, self._announced, self._warned = 0, False, set()
 
     def check(self, criterion: MMCLLoss) -> None:
         """Raise :class:`ConfigError` now if the schedule would fail in some later epoch."""
@@ -184,8 +190,8 @@ def mmcl_criterion(pl_module: LightningModule, user: str) -> MMCLLoss:
     criterion = getattr(pl_module, "criterion", None)
     if not isinstance(criterion, MMCLLoss):
         raise ConfigError(
-            f"{user} needs a module whose criterion is an MMCLLoss; "
-            f"{type(pl_module).__name__} has {type(criterion).__name__}"
+            f"{user} needs a module with support vectors, whose attribute criterion is an MMCLLoss; that of "
+            f"{type(pl_module).__name__} is {'missing' if criterion is None else type(criterion).__name__}"
         )
     return criterion
 

@@ -27,6 +27,10 @@ class Throughput(Callback):
         self._seconds = 0.0
         self._mark: float | None = None
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forget another run."""
+        self._images, self._seconds, self._mark = 0, 0.0, None
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         self._mark = time.perf_counter()

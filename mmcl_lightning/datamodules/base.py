@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from mmcl_lightning._options import check_whole, is_whole
 from mmcl_lightning.datamodules.loading import (
     EpochSampler,
     EvalDataset,
@@ -81,20 +82,16 @@ class SSLDataModule(LightningDataModule):
         eval_transform: ImageTransform | nn.Module | None = None,
     ) -> None:
         super().__init__()
-        if batch_size < 2:
+        if not is_whole(batch_size) or batch_size < 2:
             raise ConfigError(
-                f"batch_size must be at least 2, since a contrast needs two images; got {batch_size}"
+                f"batch_size must be at least 2, since a contrast needs two images; got {batch_size!r}"
             )
-        for name, value, low in (
-            ("eval_batch_size", eval_batch_size, 1),
-            ("num_workers", num_workers, 0),
-            ("train_subset", train_subset, 2),
-            ("test_subset", test_subset, 1),
-            ("validation_subset", validation_subset, 1),
-            ("seed", seed, 0),
-        ):
-            if value is not None and value < low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}")
+        check_whole(1, eval_batch_size=eval_batch_size)
+        check_whole(0, num_workers=num_workers, seed=seed)
+        subsets = {"train": train_subset, "test": test_subset, "validation": validation_subset}
+        for part, count in subsets.items():
+            if count is not None:
+                check_whole(2 if part == "train" else 1, **{f"{part}_subset": count})
         if task not in ("pretrain", "classify"):
             raise ConfigError(f"task must be 'pretrain' or 'classify', got {task!r}")
         if predict_split not in ("train", "test"):

@@ -28,6 +28,9 @@ __all__ = ["FeatureShard", "gather_in_order", "sharded_knn_accuracy"]
 
 _NO_KEY = torch.iinfo(torch.int64).min  # below the key of any neighbour
 
+#: Labels beyond it are no numbers of classes: a vote for each would take all memory.
+_MOST_CLASSES = 2**20
+
 
 @dataclass(frozen=True, eq=False)
 class FeatureShard:
@@ -178,7 +181,10 @@ def _check_labels(labels: Tensor, targets: Tensor, num_classes: int | None) -> t
     if total == 0:
         raise DataError("None of the k-NN queries is labelled.")
     if num_classes is None:
-        return total, max(largest, int(labels.max())) + 1
+        largest = max(largest, int(labels.max()))
+        if largest >= _MOST_CLASSES:
+            raise DataError(f"a label is {largest}: number the classes from 0, or give num_classes")
+        return total, largest + 1
     for side, label in (("the bank", int(labels.max())), ("a query", largest)):
         if label >= num_classes:
             raise ConfigError(f"num_classes={num_classes}, but {side} has label {label}.")

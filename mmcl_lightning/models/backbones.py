@@ -78,6 +78,8 @@ def build_backbone(
     Raises:
         ConfigError: If the name is unknown, or the options do not fit the network.
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"backbone must be a name, such as 'resnet50', or a module, got {name!r}")
     if in_channels < 1:
         raise ConfigError(f"in_channels must be at least 1, got {in_channels}.")
     resnets = _resnet_names()

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LinearLR
 
 from mmcl_lightning._options import is_number
-from mmcl_lightning.distributed import layout
+from mmcl_lightning.distributed import gather_objects, layout
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.metrics import topk_correct
 from mmcl_lightning.models import feature_dim
@@ -104,6 +104,7 @@ class ClassifierModule(ResumableModule):
         self.described = ""  # the protocol as it is run, in words
         self.protocol_texts: dict[str, str] = {}  # the same for the ledger, by the name of its number
         self._counts = torch.zeros(4)
+        self._labelled = False  # whether any training image was
 
     @abstractmethod
     def represent(self, images: Tensor) -> Tensor:
@@ -145,11 +146,17 @@ class ClassifierModule(ResumableModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the mean cross-entropy of the labelled images of a batch."""
-        images, labels = _images_and_labels(batch)
+        images, labels = self._images_and_labels(batch)
+        self._labelled = self._labelled or bool((labels >= 0).any())
         loss = _loss_sum(self.scores(self.represent(images)), labels) / (labels >= 0).sum().clamp_min(1)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
         self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=len(labels))
         return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Refuse data from which nothing can be learnt."""
+        if not any(gather_objects(self._labelled)):
+            raise DataError("none of the training images has a label")
 
     def on_validation_epoch_start(self) -> None:
         """Count from zero."""
@@ -157,7 +164,7 @@ class ClassifierModule(ResumableModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Count what is classified correctly."""
-        images, labels = _images_and_labels(batch)
+        images, labels = self._images_and_labels(batch)
         scores = self.scores(self(images)).float()
         hits = [topk_correct(scores, labels, k).sum() for k in (1, 5)]
         self._counts += torch.stack([*hits, _loss_sum(scores, labels), (labels >= 0).sum()])
@@ -196,15 +203,21 @@ class ClassifierModule(ResumableModule):
     def configure_optimizers(self) -> Any:
         """Build the protocol's optimizer, and its schedule per step."""
         protocol, steps = self.protocol, self.trainer.estimated_stepping_batches
+        if protocol.lr_schedule != "constant" and math.isinf(steps):
+            raise ConfigError("the protocol's schedule needs an end: set trainer.max_epochs or max_steps")
         lr = self.lr
         if lr is None:
-            lr = scale_learning_rate(protocol.lr, self.global_batch_size() or 1, protocol.lr_scaling)
+            batch_size = self.global_batch_size()
+            if batch_size is None and protocol.lr_scaling != "none":
+                raise ConfigError(
+                    f"protocol {self.hparams['protocol']} scales its learning rate by the batch size, and "
+                    "the training loader has no batch_size: give lr itself"
+                )
+            lr = scale_learning_rate(protocol.lr, batch_size or 1, protocol.lr_scaling)
         options = {**protocol.options, "lr": lr, "weight_decay": self.weight_decay}
         optimizer = protocol.optimizer(list(self.trained()), **options)
         if protocol.lr_schedule == "constant":
             return optimizer
-        if math.isinf(steps):
-            raise ConfigError("the protocol's schedule needs an end: set trainer.max_epochs or max_steps")
         if protocol.lr_schedule == "linear":
             scheduler: Any = LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=int(steps))
         else:
@@ -246,6 +259,7 @@ class ClassifierModule(ResumableModule):
         """Keep the curve."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["curve"] = [list(point) for point in self.curve]
+        checkpoint["labelled"] = self._labelled
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take up the curve and the origin of the weights, and make a classifier of the checkpoint's size."""
@@ -254,6 +268,7 @@ class ClassifierModule(ResumableModule):
         self.hparams["checkpoint"] = self._hparams_initial["checkpoint"] = self.checkpoint
         curve = checkpoint.get("curve", [])
         self.curve = [(int(epoch), int(step), float(top1)) for epoch, step, top1 in curve]
+        self._labelled = bool(checkpoint.get("labelled", True))
         weight = checkpoint["state_dict"].get("classifier.weight")
         if weight is not None and self.classifier is None:
             self._make_classifier(len(weight))
@@ -274,21 +289,25 @@ class ClassifierModule(ResumableModule):
             f"{'protocol:':<14}{self.described}",
         ]
 
+    def _images_and_labels(self, batch: Any) -> tuple[Tensor, Tensor]:
+        images, labels = batch[0], batch[1]
+        if not isinstance(images, Tensor):
+            raise ShapeError(
+                f"a batch must start with images (B, 3, H, W), got {type(images).__name__} of {len(images)}: "
+                "set task to 'classify' in the data module"
+            )
+        largest = int(labels.max())
+        if self.classifier is not None and largest >= self.classifier.out_features:
+            raise DataError(
+                f"a label is {largest}, and there are {self.classifier.out_features} classes, from 0"
+            )
+        return images, labels
+
     def _make_classifier(self, classes: int) -> None:
         self.classifier = nn.Linear(feature_dim(self.backbone), classes, device=self.device)
         if self.protocol.zero_init:
             nn.init.zeros_(self.classifier.weight)
             nn.init.zeros_(self.classifier.bias)
-
-
-def _images_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
-    images, labels = batch[0], batch[1]
-    if not isinstance(images, Tensor):
-        raise ShapeError(
-            f"a batch must start with images (B, 3, H, W), got {type(images).__name__} of {len(images)}: set "
-            "task to 'classify' in the data module"
-        )
-    return images, labels
 
 
 def _loss_sum(scores: Tensor, labels: Tensor) -> Tensor:

@@ -84,10 +84,10 @@ class ContrastiveModule(ResumableModule):
             raise ConfigError(f"chunk_size must be >= 1, or None for one pass, got {chunk_size}")
         scale_learning_rate(1.0, 1, lr_scaling)  # raises here, not hours later
         backbone = from_spec(backbone, nn.Module, "backbone")
-        if isinstance(backbone, str):
-            self.backbone = build_backbone(backbone, cifar_stem=cifar_stem)
-        else:
+        if isinstance(backbone, nn.Module):
             self.backbone = backbone
+        else:
+            self.backbone = build_backbone(backbone, cifar_stem=cifar_stem)
         self.projection_head = _head(
             from_spec(projection_head, nn.Module, "projection_head"), self.backbone, hidden_dim, output_dim
         )

@@ -28,11 +28,13 @@ def export_backbone(checkpoint: str, out: str) -> str:
         One line: what was written, and how to load it.
 
     Raises:
-        ConfigError: If the checkpoint cannot be read, or ``out`` is a folder.
+        ConfigError: If the checkpoint cannot be read, or ``out`` is a folder or the checkpoint.
     """
     file, target = read_backbone(checkpoint), Path(out)
     if target.is_dir():
         raise ConfigError(f"{out} is a folder: give the name of the file to write")
+    if target.resolve() == Path(checkpoint).resolve():
+        raise ConfigError(f"{out} is the checkpoint itself: give another name to write to")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.tmp")
     torch.save({key: value.contiguous().clone() for key, value in file.weights.items()}, draft)

@@ -53,7 +53,7 @@ class MMCL(ContrastiveModule):
         symmetric: bool = False,
         drop_at_bound: bool = False,
         assume_unit_diag: bool = False,
-        schedule: dict[str, dict[int, float]] | None = None,
+        schedule: dict[str, dict[int, bool | int | float]] | None = None,
         log_histogram: bool = True,
         **kwargs: Any,
     ):

@@ -17,8 +17,9 @@ from mmcl_lightning.modules.specs import from_spec, to_spec
 
 __all__ = ["BackboneFile", "backbone_from", "digests", "load_backbone", "read_backbone"]
 
-#: What stands before a backbone's keys: here and in most libraries, in the paper's code, in older libraries.
-_PREFIXES = ("backbone.", "convnet.", "encoder.")
+#: What stands before a backbone's keys: here and in most libraries, in the paper's code, in older libraries;
+#: nothing in an exported file, even where the network has a part of such a name, as transformers do.
+_PREFIXES = ("backbone.", "convnet.", "encoder.", "")
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,27 @@ class BackboneFile:
 
     Args:
         path: The file.
-        weights: Tensors under the backbone's own key names, as torchvision has them for a ResNet.
+        tensors: All tensors of the file.
         options: Options of the module that was saved, e.g. ``backbone`` and ``cifar_stem``; empty where
             the file has none.
     """
 
     path: str
-    weights: dict[str, Tensor]
+    tensors: dict[str, Tensor]
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Tensors under the backbone's own key names, as torchvision has them for a ResNet."""
+        return next(below for prefix in _PREFIXES if (below := self._below(prefix)))
+
+    def weights_for(self, backbone: nn.Module) -> dict[str, Tensor]:
+        """The same, of several ways to read the file the one that most weights of ``backbone`` have."""
+        own = backbone.state_dict().keys()
+        return max((self._below(prefix) for prefix in _PREFIXES), key=lambda below: len(own & below.keys()))
+
+    def _below(self, prefix: str) -> dict[str, Tensor]:
+        return {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
 
 
 def read_backbone(path: str) -> BackboneFile:
@@ -57,11 +71,8 @@ def read_backbone(path: str) -> BackboneFile:
         raise ConfigError(f"{path} holds no weights: neither a state_dict nor named tensors")
     if all(key.startswith("module.") for key in tensors):
         tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
-    for prefix in _PREFIXES:
-        below = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        if below:
-            return BackboneFile(path, below, dict(content.get("hyper_parameters", {})))
-    return BackboneFile(path, tensors)
+    options = content.get("hyper_parameters") if "state_dict" in content else None
+    return BackboneFile(path, tensors, dict(options or {}))
 
 
 def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
@@ -81,12 +92,12 @@ def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
     Raises:
         ConfigError: If a weight is missing, left over or of another shape; the message counts and names them.
     """
-    own = backbone.state_dict()
-    missing = [key for key in own if key not in file.weights and not key.endswith("num_batches_tracked")]
-    left = [key for key in file.weights if key not in own]
+    own, weights = backbone.state_dict(), file.weights_for(backbone)
+    missing = [key for key in own if key not in weights and not key.endswith("num_batches_tracked")]
+    left = [key for key in weights if key not in own]
     unknown = sorted(set(left) - _classifier_keys(backbone))
-    shapes = [key for key in own if key in file.weights and own[key].shape != file.weights[key].shape]
-    matched = sum(key in file.weights for key in own) - len(shapes)
+    shapes = [key for key in own if key in weights and own[key].shape != weights[key].shape]
+    matched = sum(key in weights for key in own) - len(shapes)
     if missing or unknown or shapes:
         problems = [
             f"{len(keys)} {what} ({_some(keys)})"
@@ -101,7 +112,10 @@ def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
             f"{file.path} does not fit the backbone: {matched} of its {len(own)} weights match, "
             f"{', '.join(problems)}{_hint(own, file)}"
         )
-    backbone.load_state_dict({**own, **{key: file.weights[key] for key in own if key in file.weights}})
+    broken = [key for key in own if key in weights and not _usable(weights[key], own[key])]
+    if broken:
+        raise ConfigError(f"{file.path}: {_some(broken)}: not finite, or no weights in floating point")
+    backbone.load_state_dict({**own, **{key: weights[key] for key in own if key in weights}})
     rest = f"; left out: {', '.join(left)}" if left else ""
     return f"{file.path}: {matched} of {len(own)} weights of the backbone loaded{rest}"
 
@@ -155,6 +169,11 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         ).hexdigest()[:16]
         for name, value in tensors.items()
     }
+
+
+def _usable(value: Tensor, own: Tensor) -> bool:
+    """Whether a tensor of a file can be what the backbone has."""
+    return value.is_floating_point() == own.is_floating_point() and bool(value.isfinite().all())
 
 
 def _classifier_keys(backbone: nn.Module) -> set[str]:

@@ -40,7 +40,8 @@ def sweep(arguments: list[str]) -> None:
     # Runs must not outlive a sweep. SIGINT too: a script's background job, and what it starts, ignores it.
     before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        finished = Sweep(study, folder, options.parallel, extra).run()
+        work = Sweep(study, folder, options.parallel, extra)
+        finished = work.run()
     except KeyboardInterrupt:
         print("stopped: the same command goes on where it was", file=sys.stderr)
         raise SystemExit(130) from None
@@ -49,7 +50,9 @@ def sweep(arguments: list[str]) -> None:
             signal.signal(number, handler)
     out = options.out or folder / "REPORT.md"
     if (folder / "ledger").is_dir():
-        print("\n" + write_report(folder / "ledger", out, study.name))
+        print(
+            "\n" + write_report(folder / "ledger", out, study.name, only=work.records, missing=work.failures)
+        )
         print(f"Report: {out}")
     if not finished:
         raise SystemExit(1)

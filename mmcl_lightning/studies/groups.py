@@ -6,16 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmcl_lightning.ledger import Record, config_hash
+from mmcl_lightning.ledger import NOT_HASHED, Record, config_hash
 
 __all__ = [
     "Group",
+    "flat_options",
     "group_runs",
     "image_count",
     "in_sections",
     "run_name",
     "seeds_of",
     "sort_out",
+    "varying",
     "without_copies",
 ]
 
@@ -93,12 +95,54 @@ def sort_out(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     return list(latest.values()), lines
 
 
-def group_runs(records: Sequence[Record]) -> list[Group]:
-    """Group runs that differ in their seeds only, in the order of their first start."""
+def group_runs(records: Sequence[Record], tries: bool = False) -> list[Group]:
+    """Group runs that differ in their seeds only, in the order of their first start.
+
+    Args:
+        records: The runs.
+        tries: Leave the names of methods as they are where several configurations have the same.
+    """
     found: dict[tuple[str, str], list[Record]] = {}
     for record in sorted(records, key=lambda r: r.started):
         found.setdefault((run_name(record), _variant(record)), []).append(record)
-    return [Group(name, tuple(group)) for (name, _), group in found.items()]
+    alike: dict[str, list[Record]] = {}
+    for (name, _), group in found.items():
+        alike.setdefault(name, []).append(group[0])
+    return [
+        Group(name if tries else _told_apart(name, group[0], alike[name]), tuple(group))
+        for (name, _), group in found.items()
+    ]
+
+
+def varying(records: Sequence[Record]) -> list[str]:
+    """Return the options, as dotted names, in which the configurations of runs differ."""
+    flat = [flat_options(record.config) for record in records]
+    names = dict.fromkeys(name for options in flat for name in options)
+    return [name for name in names if len({str(options.get(name)) for options in flat}) > 1]
+
+
+def flat_options(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the options of a configuration under dotted names, but for what is no option of the run."""
+    if not isinstance(config, dict):
+        return {prefix: config}
+    flat: dict[str, Any] = {}
+    for name, part in config.items():
+        if prefix or name not in NOT_HASHED:
+            flat |= flat_options(part, f"{prefix}.{name}" if prefix else name)
+    return flat
+
+
+def _told_apart(name: str, record: Record, others: Sequence[Record]) -> str:
+    """Return the name of a method with the options in which it differs from others of the same name."""
+    if len(others) == 1:
+        return name
+    options = flat_options(record.config)
+    said = [
+        f"{key.rpartition('.')[2]}={options.get(key)}"
+        for key in varying(others)
+        if key != "data.init_args.seed"
+    ]
+    return f"{name} ({', '.join(said[:3])})" if said else name
 
 
 def run_name(record: Record) -> str:

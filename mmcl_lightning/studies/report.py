@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record, read_records
 from mmcl_lightning.studies.groups import (
     Group,
+    flat_options,
     group_runs,
     image_count,
     in_sections,
     seeds_of,
     sort_out,
+    varying,
     without_copies,
 )
 from mmcl_lightning.studies.paper import paper_value
@@ -28,7 +30,15 @@ _METRICS = ("knn/top1", "probe/top1", "linear/top1", "finetune/top1")
 _TITLES = {"knn": "k-NN", "probe": "online probe", "linear": "linear", "finetune": "fine-tuned"}
 
 
-def write_report(folder: Path, out: Path, title: str = "Results", metrics: Sequence[str] = ()) -> str:
+def write_report(
+    folder: Path,
+    out: Path,
+    title: str = "Results",
+    metrics: Sequence[str] = (),
+    *,
+    only: Collection[Path] | None = None,
+    missing: Sequence[str] = (),
+) -> str:
     """Write ``out`` and, beside it, a plot per section, ``NAME.png``, ``NAME_2.png`` and so on.
 
     Runs are compared within a section only: one data set, batch size and held-out part, so that tuning runs
@@ -41,6 +51,8 @@ def write_report(folder: Path, out: Path, title: str = "Results", metrics: Seque
         out: Markdown file to write.
         title: Heading.
         metrics: Logged metrics to show; by default the k-NN readout, the probes and the fine-tuning.
+        only: Files of records to count, of those in the folder; ``None`` for all.
+        missing: A line on each run that left no record, to be listed.
 
     Returns:
         The Markdown text.
@@ -53,7 +65,8 @@ def write_report(folder: Path, out: Path, title: str = "Results", metrics: Seque
         raise ConfigError(f"the report is Markdown: --out must end in .md, got {out}")
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
-    records = without_copies(record for _, record in read_records(folder))
+    chosen = ((path, record) for path, record in read_records(folder) if only is None or path in only)
+    records = without_copies(record for _, record in chosen)
     if not records:
         raise DataError(f"{folder} holds no record of a run (ledger.json)")
     known = {name for record in records for name in record.metrics}
@@ -61,11 +74,12 @@ def write_report(folder: Path, out: Path, title: str = "Results", metrics: Seque
         if metric not in known:
             raise ConfigError(f"no run logged {metric!r}; there are {', '.join(sorted(known))}")
     finished, rest = sort_out(records)
+    rest += [f"* {line}" for line in missing]
     shown = [metric for metric in metrics or _METRICS if metric in known]
     out.parent.mkdir(parents=True, exist_ok=True)
     parts, pictures = [f"# {title}\n"], 0
     for (data, held_out), section in in_sections(finished).items():
-        groups = group_runs(section)
+        groups = group_runs(section, tries=held_out == "validation")
         columns = [metric for metric in shown if any(group.last(metric) for group in groups)]
         if held_out == "validation":
             tries = _tuning_table(groups, columns[0] if columns else _METRICS[0])
@@ -118,23 +132,14 @@ def _tuning_table(groups: Sequence[Group], metric: str) -> str:
     rows = []
     for name in dict.fromkeys(group.name for group in groups):
         tries = [group for group in groups if group.name == name]
-        options = [_flat(group.records[0].config.get("model", {})) for group in tries]
-        varying = [key for key in options[0] if len({str(option.get(key)) for option in options}) > 1]
+        firsts = [group.records[0] for group in tries]
+        options, differing = [flat_options(record.config) for record in firsts], varying(firsts)
         values = [group.last(metric)[0] if group.last(metric) else -math.inf for group in tries]
         for option, value in zip(options, values, strict=True):
-            words = ", ".join(f"{key.rpartition('.')[2]} = {option.get(key)}" for key in varying) or "-"
+            words = ", ".join(f"{key.rpartition('.')[2]} = {option.get(key)}" for key in differing) or "-"
             text = f"{value:.3f}" if value > -math.inf else "-"
             rows.append([name, words, f"**{text}**" if -math.inf < value == max(values) else text])
     return _markdown(["method", "tried", _title(metric)], rows)
-
-
-def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(config, dict):
-        return {prefix: config}
-    flat: dict[str, Any] = {}
-    for name, part in config.items():
-        flat |= _flat(part, f"{prefix}.{name}")
-    return flat
 
 
 def _notes(records: Sequence[Record], metrics: Sequence[str]) -> str:

@@ -45,6 +45,8 @@ class Sweep:
     def __init__(self, study: Study, folder: Path, parallel: int = 1, extra: list[str] | None = None) -> None:
         if parallel < 1:
             raise ConfigError(f"parallel must be >= 1, got {parallel}")
+        if any("seed_everything" in argument for argument in extra or ()):
+            raise ConfigError("--seed_everything would be the seed of every run: the study's seeds say it")
         self.study, self.folder, self.parallel = study, folder, parallel
         self.extra = tuple(extra or ())
         self.failures: list[str] = []
@@ -118,6 +120,15 @@ class Sweep:
             scores.append(-math.inf if math.isnan(score) else score)
         return runs[scores.index(max(scores))].choice
 
+    @property
+    def records(self) -> set[Path]:
+        """Files of the records of this study as it is now: an edited one may have left others."""
+        runs = [run for variant in self.study.variants for run in self.study.tuning_runs(variant)]
+        runs += [
+            run for variant in self.study.variants for run in self.study.runs(variant, variant.tries()[0])
+        ]
+        return {self._ledger(run) for run in runs}
+
     def _do(self, run: Run) -> bool:
         """Run one run unless it is finished; return whether it is."""
         if self._stopped.is_set():
@@ -132,7 +143,8 @@ class Sweep:
                     print(f"[{self._left} left] {run.name}: interrupted after {minutes:.1f} min", flush=True)
                     return False
                 if code or not self._finished(run):
-                    self.failures.append(f"{run.name}: failed, see {self.folder / run.name / 'output.txt'}")
+                    output = self.folder / run.name / "output.txt"
+                    self.failures.append(f"{run.name}: failed: {_last_line(output)} (see {output})")
                     print(f"[{self._left} left] {run.name}: FAILED after {minutes:.1f} min", flush=True)
                     return False
                 print(f"[{self._left} left] {run.name}: {self._score(run)}, {minutes:.1f} min", flush=True)
@@ -224,6 +236,15 @@ def _hold(folder: Path) -> Iterator[tuple[int, ...]]:
                 f"another sweep, or a run that it left behind, is at work in {folder}: wait or stop it"
             ) from None
         yield (file.fileno(),)
+
+
+def _last_line(output: Path) -> str:
+    """Return what a run said last, which is its error."""
+    try:
+        lines = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    return lines[-1][:300] if lines else "it said nothing"
 
 
 def _set_aside(folder: Path) -> None:

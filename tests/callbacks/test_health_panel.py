@@ -261,11 +261,11 @@ def test_values_are_there_after_a_resume_and_under_validate(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"images": 1}, "images must be at least 2, got 1"),
-        ({"view_images": -1}, "view_images must be at least 0"),
-        ({"embedding": -1}, "embedding must be at least 0"),
-        ({"embedding_every_n_epochs": 0}, "embedding_every_n_epochs must be at least 1"),
-        ({"every_n_epochs": 0}, "every_n_epochs must be >= 1"),
+        ({"images": 1}, "images must be an integer >= 2, got 1"),
+        ({"view_images": -1}, "view_images must be an integer >= 0"),
+        ({"embedding": -1}, "embedding must be an integer >= 0"),
+        ({"embedding_every_n_epochs": 0}, "embedding_every_n_epochs must be an integer >= 1"),
+        ({"every_n_epochs": 0}, "every_n_epochs must be an integer >= 1"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], match: str) -> None:

@@ -240,7 +240,7 @@ def test_training_is_the_same_bit_by_bit_with_all_readouts(tmp_path: Path) -> No
         ({"protocols": [{"k": 3, "name": "a"}, {"k": 4, "name": "a"}]}, "need different names, got a, a"),
         ({"bank_device": "gpu"}, "bank_device must be 'module' or 'cpu', got 'gpu'"),
         ({"bank_dtype": "int8"}, "bank_dtype must be one of float32, float16, bfloat16, got 'int8'"),
-        ({"chunk_size": 0}, "chunk_size must be >= 1"),
+        ({"chunk_size": 0}, "chunk_size must be an integer >= 1"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], match: str) -> None:

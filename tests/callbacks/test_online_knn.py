@@ -209,7 +209,7 @@ def test_validate_gives_it_too(tmp_path: Path) -> None:
         ({"k": 0}, "k must be at least 1"),
         ({"temperature": 0.0}, "temperature must be"),
         ({"feature": "x"}, "'h' or 'z'"),
-        ({"every_n_epochs": 0}, "every_n_epochs must be >= 1"),
+        ({"every_n_epochs": 0}, "every_n_epochs must be an integer >= 1"),
         ({"bank_loader": []}, "together, or neither"),
     ],
 )

@@ -377,9 +377,9 @@ def test_unlabelled_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"every_n_epochs": 0}, "every_n_epochs must be at least 1, got 0"),
-        ({"images": 1}, "images must be at least 2, got 1"),
-        ({"support_vectors": 0}, "support_vectors must be at least 1"),
+        ({"every_n_epochs": 0}, "every_n_epochs must be an integer >= 1, got 0"),
+        ({"images": 1}, "images must be an integer >= 2, got 1"),
+        ({"support_vectors": 0}, "support_vectors must be an integer >= 1"),
         ({"views": "both"}, "views must be 'augmented' or 'clean', got 'both'"),
     ],
 )
@@ -402,7 +402,9 @@ def test_a_loss_without_support_vectors_has_no_pictures(
 
 
 def test_what_cannot_work_stops_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"SupportVectorGrid needs .* MMCLLoss; SimCLR has NTXentLoss"):
+    with pytest.raises(
+        ConfigError, match=r"a picture of support vectors needs .* MMCLLoss; that of SimCLR is NTXentLoss"
+    ):
         SupportVectorGrid().look(trainer(tmp_path), simclr(), shapes())
     with pytest.raises(ConfigError, match=r"no held-out images to look at: give a loader"):
         trainer(tmp_path, SupportVectorGrid(), log=True).fit(mmcl(), Bare())

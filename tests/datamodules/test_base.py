@@ -67,11 +67,11 @@ def trainer(path: Path, **options: Any) -> pl.Trainer:
     ("options", "message"),
     [
         ({"batch_size": 1}, "batch_size must be at least 2.*got 1"),
-        ({"eval_batch_size": 0}, "eval_batch_size must be at least 1, got 0"),
-        ({"num_workers": -1}, "num_workers must be at least 0, got -1"),
-        ({"train_subset": 1}, "train_subset must be at least 2, got 1"),
-        ({"test_subset": 0}, "test_subset must be at least 1, got 0"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"eval_batch_size": 0}, "eval_batch_size must be an integer >= 1, got 0"),
+        ({"num_workers": -1}, "num_workers must be an integer >= 0, got -1"),
+        ({"train_subset": 1}, "train_subset must be an integer >= 2, got 1"),
+        ({"test_subset": 0}, "test_subset must be an integer >= 1, got 0"),
+        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
         ({"predict_split": "val"}, "predict_split must be 'train' or 'test', got 'val'"),
     ],
 )
@@ -286,7 +286,7 @@ def test_validation_images_come_from_training_and_leave_it() -> None:
 def test_a_validation_part_of_all_images_is_refused() -> None:
     with pytest.raises(ConfigError, match="validation_subset is 50, but there are only 50 labelled images"):
         shapes(validation_subset=50).setup()
-    with pytest.raises(ConfigError, match="validation_subset must be at least 1"):
+    with pytest.raises(ConfigError, match="validation_subset must be an integer >= 1"):
         shapes(validation_subset=0)
 
 

@@ -1,0 +1,97 @@
+"""What a user reads when something goes wrong: the sentence that says what, and nothing around it."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+import traceback
+import warnings
+from pathlib import Path
+
+import lightning
+
+from mmcl_lightning.errors import MMCLError
+
+__all__ = ["class_names", "essence", "plain_message", "quieten"]
+
+#: Lines of jsonargparse's messages that repeat types and values, or are true of every option.
+_NOISE = (
+    "Does not validate against any of the Union subtypes",
+    "Errors:",
+    "Expected a <class 'NoneType'>",
+    "Expected a path but ",
+    "Given value",
+    "Subtypes:",
+)
+
+#: Kinds of errors that are about what Lightning was given, where Lightning itself raises them.
+_COMPLAINTS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
+_LIGHTNING = str(Path(lightning.__file__).parent)
+
+
+def class_names() -> set[str]:
+    """Names that a configuration can use without their module."""
+    from mmcl_lightning import callbacks, datamodules, kernels, losses, modules, svm
+
+    homes = (callbacks, datamodules, kernels, losses, modules, svm)
+    return {name for home in homes for name in home.__all__}
+
+
+def _unknown_class(match: re.Match[str]) -> str:
+    if match[1] in class_names():
+        return f"{match[1]} is of another kind than this option takes"
+    near = difflib.get_close_matches(match[1], class_names(), n=1)
+    hint = (
+        f"; did you mean {near[0]}?" if near else ": give one of ours by name, others as package.module.Class"
+    )
+    return f"there is no class {match[1]!r}{hint}"
+
+
+def essence(message: str) -> str:
+    """Reduce a nested message of jsonargparse to ``key.of.the.option: what is wrong``."""
+    keys, lines = [], []
+    for line in message.splitlines():
+        text = line.strip().removeprefix("- ")
+        if key := re.fullmatch(r'Parser key "(.+)":', text):
+            keys.append(key[1])
+        elif text and not text.startswith(_NOISE):
+            lines.append(re.sub(r"^Problem with given class_path '(.+)':$", r"\1:", text))
+    if not lines:
+        return message
+    where = f"{'.'.join(keys)}: " if keys else ""
+    text = " ".join(dict.fromkeys(lines))
+    return where + re.sub(r"Expected a dot import path string: (\S+)", _unknown_class, text)
+
+
+def plain_message(error: BaseException) -> str | None:
+    """Message of an error that the user can mend, or ``None`` for one that needs its traceback."""
+    cause: BaseException | None = error
+    while cause is not None:  # jsonargparse wraps what a constructor raises
+        if isinstance(cause, MMCLError):
+            text = str(cause)
+            # From a worker of a loader the text is the worker's whole traceback, the message last.
+            return text.rpartition(f"{type(cause).__name__}: ")[2].strip() if "\nTraceback" in text else text
+        cause = cause.__cause__
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.strerror}: {error.filename}"
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+    if isinstance(error, _COMPLAINTS) and raised_in.startswith(_LIGHTNING):  # a check of what it was given
+        return " ".join(str(error).split())
+    return None
+
+
+def quieten() -> None:
+    """Silence what a run prints without need: advertisements, and a deprecation inside of Lightning."""
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # main([...]) in a notebook
+    warnings.filterwarnings("ignore", message="The dirpath has changed")  # every resume gets a new folder
+    warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # a frozen backbone
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    if _no_tip not in logger.filters:
+        logger.addFilter(_no_tip)
+
+
+def _no_tip(record: logging.LogRecord) -> bool:
+    """Whether a message of Lightning is worth printing."""
+    return not any(text in record.getMessage() for text in ("Tip: For seamless cloud", "Loading `train_data"))
