@@ -99,6 +99,12 @@ class MMCLCLI(LightningCLI):
         path = self.config.get(self.config.subcommand, {}).get("ckpt_path")
         return None if path is None else str(path)
 
+    def before_instantiate_classes(self) -> None:
+        """Refuse what Lightning would divide by."""
+        batches = self.config[self.config.subcommand].trainer.accumulate_grad_batches
+        if batches < 1:
+            raise ConfigError(f"trainer.accumulate_grad_batches must be an integer >= 1, got {batches}")
+
     def after_instantiate_classes(self) -> None:
         """Say where a checkpoint that is about to be resumed differs from the configuration."""
         path = self._ckpt_path()

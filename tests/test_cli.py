@@ -58,6 +58,20 @@ QUICK = ["fit", "--config=quickstart", *SMALL]
         (["--model.C=-1"], "C must be a number > 0, or .inf for no upper bound, got -1.0"),
         (["--model.kernel.gamma=-1"], "gamma must be a number > 0 or 'median', got -1.0"),
         (["--data.batch_size=1"], "batch_size must be at least 2"),
+        (
+            ["--data.batch_size=null"],
+            "batch_size must be at least 2, since a contrast needs two images; got None",
+        ),
+        (["--model.backbone=null"], "backbone must be a name, such as 'resnet50', or a module, got None"),
+        (["--trainer.accumulate_grad_batches=0"], "accumulate_grad_batches must be an integer >= 1, got 0"),
+        (["--trainer.val_check_interval=100"], "`val_check_interval` (100) must be less than or equal to"),
+        (["--trainer.accelerator=gpux"], "invalid accelerator name"),
+        (["--trainer.strategy=nope"], "invalid strategy name"),
+        (["--seed_everything=-5"], "-5 is not in bounds"),
+        (["--ckpt_path=best"], "is not configured to save the best model"),
+        (["--ckpt_path=https://example.org/x.ckpt"], "Checkpoint file not found: https://example.org/x.ckpt"),
+        (["--trainer.callbacks+=OnlineKNN"], "more than one stateful callback of type `OnlineKNN`"),
+        (["--trainer.logger.save_dir=/dev/null/x"], "Not a directory: /dev/null/x"),
         (["--data.batch_size=64"], "there are only 16 training images; set batch_size to 16 or less"),
         (["--model.backbone=resnet51"], "Unknown backbone 'resnet51'. Did you mean 'resnet50'"),
         (
@@ -351,3 +365,46 @@ def test_a_run_on_two_processes_leaves_its_record(folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     (record,) = [Record.read(path) for path in folder.rglob("ledger.json")]
     assert (record.status, record.hardware["processes"]) == ("finished", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "must have options such as 'trainer: {max_epochs: 10}', and has nothing"),
+        ("- a", "must have options such as 'trainer: {max_epochs: 10}', and has a list"),
+        ("a: [", "is no YAML: while parsing a flow node"),
+        ("trainer:\n", "nothing stands below trainer: indent its options, or leave it out"),
+        ("name: x\nvariants: {a: {}}\n", "is a study, not a configuration of one run: mmcl sweep"),
+    ],
+)
+def test_a_file_without_options_is_named(
+    text: str, expected: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "mine.yaml").write_text(text)
+    said = complaint([*QUICK, "--config=mine.yaml"], capsys, 1)
+    assert said.startswith("error: mine.yaml")
+    assert expected in said
+
+
+def test_a_schedule_sets_flags_and_counts(folder: Path) -> None:
+    schedule = {"drop_at_bound": {"1": True}, "solver.max_steps": {"1": 4}, "C": {"1": 0.5}}
+    main(
+        [*QUICK, "--model.solver=Exact", f"--model.schedule={json.dumps(schedule)}", "--trainer.max_epochs=1"]
+    )
+    saved = torch.load(next(folder.rglob("last.ckpt")), weights_only=True)["hyper_parameters"]["schedule"]
+    assert saved == schedule
+
+
+def test_help_knows_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("usage: mmcl ")
+    for command in ("fit", "validate", "test", "predict", "negatives", "export:", "report:", "sweep:"):
+        assert f" {command} " in said
+    assert "quickstart" in said
+
+
+def test_a_class_of_another_kind_is_not_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["fit", "--model=ContrastiveModule", "--model.criterion=InfoNCELoss", *SMALL]
+    assert "InfoNCELoss is of another kind than this option takes" in complaint(args, capsys, 2)

@@ -63,3 +63,20 @@ def test_where_it_ran() -> None:
     assert commit() == "" or len(commit().rstrip("+")) == 40
     assert hardware()["cores"] >= 1
     assert (peak_memory() or 0) > 10_000_000, "this process holds more than 10 MB"
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("config", []), ("seed", "0"), ("data", None), ("started", 3), ("seconds", "60"), ("protocols", []),
+        ("metrics", {"a": {"curve": [], "smaller_is_better": False}}),
+        ("metrics", {"a": {"curve": [[1, 2, 3]], "smaller_is_better": False}}),
+        ("metrics", {"a": {"curve": [[1, 2, 3, "x"]], "smaller_is_better": False}}),
+    ],
+)  # fmt: skip
+def test_a_record_that_was_edited_is_named(part: str, value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    record().write(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {part: value}))
+    with pytest.raises(DataError, match=r"ledger.json is no record of a run"):
+        Record.read(path)

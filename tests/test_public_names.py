@@ -14,8 +14,8 @@ import mmcl_lightning
 
 #: Names that users may rely on. A removal breaks their code: deprecate first, and say so in CHANGELOG.md.
 PUBLIC = {
-    "callbacks": "HealthPanel Ledger OnlineKNN OnlineLinearProbe RepresentationWriter ResumableCheckpoint SVMSolverCallback "
-    "SupportVectorGrid Throughput collect_features",
+    "callbacks": "HealthPanel Ledger OnlineKNN OnlineLinearProbe RepresentationWriter ResumableCheckpoint "
+    "SVMSolverCallback SupportVectorGrid Throughput collect_features",
     "cli": "MMCLCLI main",
     "datamodules": "CIFAR100DataModule CIFAR10DataModule ImageFolderDataModule SSLDataModule STL10DataModule "
     "ShapesDataModule Splits",

@@ -145,6 +145,8 @@ class OnlineKNN(FeatureReadout):
         classes = self.num_classes
         if classes is None:
             classes = getattr(datamodule_of(trainer), "num_classes", None)
+        if classes == 1:
+            self._say_once("all labels are of one class, so k-NN is always right and says nothing")
         found: dict[KNNProtocol, dict[str, float]] = {}
         for feature in sorted(self.kinds(module)):
             asked = [protocol for protocol in self.protocols if protocol.feature == feature]

@@ -160,8 +160,9 @@ class _Recorder(Logger):
 
     @property
     def version(self) -> str:
-        """Empty: it has no folder of its own."""
-        return ""
+        """That of the logger beside it, so that a progress bar has one to show; empty without."""
+        others = [] if self.trainer is None else [lg for lg in self.trainer.loggers if lg is not self]
+        return str(others[0].version) if others else ""
 
     @property
     def save_dir(self) -> str | None:

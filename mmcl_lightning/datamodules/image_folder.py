@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmcl_lightning._options import check_whole
 from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.image_files import ImageTree, cache_images, scan_tree
 from mmcl_lightning.datamodules.sources import ImageSource
@@ -13,6 +14,7 @@ from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTrans
 
 __all__ = ["ImageFolderDataModule"]
 
+_IMAGE_SIZE = 224  # pixels, of ImageNet
 _SMALL_IMAGE = 96  # pixels; up to here the recipe for small images (A2) is used
 
 
@@ -54,7 +56,7 @@ class ImageFolderDataModule(SSLDataModule):
     def __init__(
         self,
         root: str = "data",
-        image_size: int = 224,
+        image_size: int = _IMAGE_SIZE,
         eval_resize: int | None = None,
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
@@ -63,8 +65,17 @@ class ImageFolderDataModule(SSLDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if image_size < 1:
-            raise ConfigError(f"image_size must be at least 1 pixel, got {image_size}")
+        check_whole(1, image_size=image_size)
+        for name, given in (
+            ("train_transform", self.train_transform),
+            ("eval_transform", self.eval_transform),
+        ):
+            size = getattr(given, "size", image_size)
+            if image_size not in (size, _IMAGE_SIZE):  # given, and in vain
+                raise ConfigError(
+                    f"image_size is {image_size}, and {name} makes images of {size} pixels: set its size, "
+                    f"as in --data.{name}.size {image_size}"
+                )
         if not 0.0 <= holdout < 1.0:
             raise ConfigError(f"holdout is a fraction, 0 <= holdout < 1, got {holdout}")
         self.root = root

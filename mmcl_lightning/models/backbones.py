@@ -88,7 +88,8 @@ def build_backbone(
     if cifar_stem:
         raise ConfigError(
             f"cifar_stem=True works with torchvision ResNets, e.g. 'resnet18'; {name!r} has no such stem. "
-            f"Leave it False ('conv4' is built for 32x32 images as it is)."
+            f"Leave it False ('conv4' is built for 32x32 images as it is); with a recipe that sets it: "
+            "--model.cifar_stem false."
         )
     if name == "conv4":
         if pretrained:

@@ -249,11 +249,17 @@ class ClassifierModule(ResumableModule):
                 logger.experiment.add_text(f"{self.tag}/protocol", self.described, self.global_step)
 
     def _validate_the_last_epoch(self) -> None:
-        """Let the epochs that are validated include the last one, whose accuracy is the result."""
-        epochs, every = self.trainer.max_epochs or 0, self.trainer.check_val_every_n_epoch
+        """Let what is validated include the last epoch, or step, whose accuracy is the result."""
+        trainer = self.trainer
+        epochs, every, steps = trainer.max_epochs or 0, trainer.check_val_every_n_epoch, trainer.max_steps
         if every is not None and epochs > 0:
-            divisors = (n for n in range(min(every, epochs), 0, -1) if epochs % n == 0)
-            self.trainer.check_val_every_n_epoch = next(divisors)
+            trainer.check_val_every_n_epoch = _divisor(epochs, every)
+        elif every is None and steps > 0 and trainer.enable_validation:  # batches, over all epochs
+            batches = steps * trainer.accumulate_grad_batches
+            asked = int(min(trainer.val_check_batch or math.inf, batches))
+            divisor = _divisor(batches, asked)
+            # Of a prime number of steps there is none but 1: then the last step alone.
+            trainer.val_check_batch = divisor if 4 * divisor >= asked else batches
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the curve."""
@@ -308,6 +314,11 @@ class ClassifierModule(ResumableModule):
         if self.protocol.zero_init:
             nn.init.zeros_(self.classifier.weight)
             nn.init.zeros_(self.classifier.bias)
+
+
+def _divisor(length: int, most: int) -> int:
+    """Largest divisor of ``length`` up to ``most``."""
+    return next(n for n in range(min(most, length), 0, -1) if length % n == 0)
 
 
 def _loss_sum(scores: Tensor, labels: Tensor) -> Tensor:

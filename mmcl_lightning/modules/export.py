@@ -28,13 +28,19 @@ def export_backbone(checkpoint: str, out: str) -> str:
         One line: what was written, and how to load it.
 
     Raises:
-        ConfigError: If the checkpoint cannot be read, or ``out`` is a folder or the checkpoint.
+        ConfigError: If the checkpoint cannot be read or has weights that are not finite, or ``out`` is a
+            folder or the checkpoint.
     """
     file, target = read_backbone(checkpoint), Path(out)
     if target.is_dir():
         raise ConfigError(f"{out} is a folder: give the name of the file to write")
     if target.resolve() == Path(checkpoint).resolve():
         raise ConfigError(f"{out} is the checkpoint itself: give another name to write to")
+    broken = [key for key, value in file.weights.items() if not value.isfinite().all()]
+    if broken:
+        raise ConfigError(
+            f"{checkpoint}: {broken[0]} is not finite: the training had failed; nothing is written"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.tmp")
     torch.save({key: value.contiguous().clone() for key, value in file.weights.items()}, draft)

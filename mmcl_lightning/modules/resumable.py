@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.modules.specs import to_spec
@@ -15,7 +16,7 @@ __all__ = ["ResumableModule"]
 
 
 class ResumableModule(LightningModule):
-    """Hands the loaders their state from the checkpoint, and never saves weights that are not finite.
+    """Hands the loaders their state from the checkpoint, and never saves what is not finite.
 
     For modules whose ``configure_optimizers`` asks the trainer for the number of steps, and loaders that
     count their batches, as :class:`~mmcl_lightning.datamodules.loading.ResumableDataLoader` does. A resumed
@@ -48,13 +49,18 @@ class ResumableModule(LightningModule):
         self.trainer.fit_loop._load_combined_loader_states()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse weights that are not finite; let a run that broke off within a batch resume with it."""
-        if not all(p.isfinite().all() for p in self.parameters()):
+        """Refuse what is not finite; let a run that broke off within a batch resume with it.
+
+        Of buffers those of batch norm count: others may hold an infinity on purpose, such as a mask.
+        """
+        norms = [m for m in self.modules() if isinstance(m, _BatchNorm)]
+        state = [*self.parameters(), *(buffer for norm in norms for buffer in norm.buffers())]
+        if not all(tensor.isfinite().all() for tensor in state):
             cause = sys.exc_info()[1]  # set where the checkpoint is one that is saved after an error
             said = f"{cause}. " if isinstance(cause, NumericalError) else ""
             raise NumericalError(
-                f"{said}The weights are not finite at step {self.global_step}: no checkpoint is written, and "
-                "the ones before stay as they are"
+                f"{said}Weights or batch statistics are not finite at step {self.global_step}: no checkpoint "
+                "is written, and the ones before stay as they are"
             )
         checkpoint["optimizers"] = self._optimizers
         fit = checkpoint.get("loops", {}).get("fit_loop", {})

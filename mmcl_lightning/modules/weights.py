@@ -143,7 +143,7 @@ def backbone_from(
     choice = saved.get("backbone") if backbone is None else backbone
     if choice is None:
         raise ConfigError(
-            f"{checkpoint} does not say of which network it is: set backbone, such as 'resnet50'"
+            f"{checkpoint} does not say of which network it is: set --model.backbone, such as 'resnet50'"
             if file is not None
             else "random weights need a network: set backbone, such as 'resnet50'"
         )

@@ -11,6 +11,7 @@ import torch
 
 from mmcl_lightning.datamodules import ImageFolderDataModule, image_files
 from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.transforms import CentralCrop
 
 
 def folder(root: Path, **options: object) -> ImageFolderDataModule:
@@ -156,7 +157,7 @@ def test_one_image_is_too_few(tmp_path: Path, fake: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"image_size": 0}, "image_size must be at least 1 pixel, got 0"),
+        ({"image_size": 0}, "image_size must be an integer >= 1, got 0"),
         ({"holdout": 1.0}, "holdout is a fraction"),
         ({"mean": (0.5, 0.5, 0.5)}, "mean and std go together"),
         ({"eval_resize": 0}, "resize must be at least 1 pixel"),
@@ -165,3 +166,12 @@ def test_one_image_is_too_few(tmp_path: Path, fake: ModuleType) -> None:
 def test_options_are_checked(tmp_path: Path, options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         folder(tmp_path, **options)
+
+
+def test_an_image_size_in_vain_is_refused(tmp_path: Path) -> None:
+    """Transforms that are given make images of their own size, as those of the recipe folder_linear.yaml do."""
+    transform = CentralCrop(224)
+    with pytest.raises(ConfigError, match=r"image_size is 96, and eval_transform makes images of 224 pixels"):
+        ImageFolderDataModule(str(tmp_path), image_size=96, eval_transform=transform)
+    ImageFolderDataModule(str(tmp_path), image_size=96, eval_transform=CentralCrop(96))
+    ImageFolderDataModule(str(tmp_path), eval_transform=CentralCrop(96))

@@ -368,6 +368,13 @@ def test_data_that_does_not_fit(weights: str, tmp_path: Path) -> None:
         fit(tmp_path, linear(weights, num_classes=10), loaders=(None, None, shapes()))
     with pytest.raises(ConfigError, match="schedule needs an end"):
         fit(tmp_path, linear(weights, protocol="imagenet"), epochs=-1)
+    with pytest.raises(DataError, match="a label is 3, and there are 3 classes, from 0"):
+        fit(tmp_path, linear(weights), loaders=(train_loader(torch.full((TRAIN,), 3)), held_out()))
+    with pytest.raises(DataError, match="none of the training images has a label"):
+        fit(tmp_path, linear(weights), loaders=(train_loader(torch.full((TRAIN,), -1)), held_out()))
+    batches = [next(iter(train_loader()))]
+    with pytest.raises(ConfigError, match="has no batch_size: give lr itself"):
+        fit(tmp_path, linear(weights, protocol="imagenet"), loaders=(batches, held_out()))
     with pytest.raises(ConfigError, match="there is no classifier yet"):
         linear(weights).predict_step(next(iter(held_out())), 0)
     module = linear(weights, num_classes=5)
@@ -414,3 +421,11 @@ def test_where_weights_come_from(
     own = str(next(tmp_path.glob("*.ckpt")))
     judged = LinearEvaluation(own)
     assert judged.checkpoint == judged.hparams["checkpoint"] == (own if origin == "itself" else weights)
+
+
+@pytest.mark.parametrize(("steps", "checked"), [(4, [4]), (6, [3, 6]), (7, [7]), (12, [4, 8, 12])])
+def test_the_last_step_is_validated(steps: int, checked: list[int], weights: str, tmp_path: Path) -> None:
+    module = FineTune(weights, backbone="conv4", num_classes=3)
+    options = {"check_val_every_n_epoch": None, "val_check_interval": 5, "max_steps": steps}
+    fit(tmp_path, module, epochs=-1, **options)
+    assert [step for _, step, _ in module.curve] == checked

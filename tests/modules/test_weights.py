@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,44 @@ def test_digests_tell_single_bits() -> None:
     assert digests(zero)["a"] != digests({"a": torch.tensor([0.0, -0.0, 0.0])})["a"]
     assert digests(zero)["n"] != digests({"n": torch.tensor(5)})["n"]
     assert len(digests({"h": torch.zeros(2, dtype=torch.bfloat16)})["h"]) == 16
+
+
+class Transformer(nn.Module):
+    """A backbone with a part called encoder, as torchvision's vision transformers have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv_proj = nn.Conv2d(3, 4, 4, 4)
+        self.encoder = nn.Linear(4, 4)
+        self.num_features = 4
+
+
+def test_a_network_with_a_part_called_encoder(tmp_path: Path) -> None:
+    network, path = Transformer(), str(tmp_path / "b.pt")
+    for prefix in ("", "backbone.", "encoder.", "module."):
+        torch.save({prefix + key: value for key, value in network.state_dict().items()}, path)
+        other = Transformer()
+        assert load_backbone(other, read_backbone(path)).endswith("4 of 4 weights of the backbone loaded")
+        assert all(torch.equal(other.state_dict()[key], value) for key, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused(value: float, tmp_path: Path) -> None:
+    state = build_backbone("conv4").state_dict()
+    key = next(iter(state))
+    state[key][0] = value
+    torch.save(state, tmp_path / "b.pt")
+    with pytest.raises(ConfigError, match=rf"b.pt: {key}: not finite"):
+        load_backbone(build_backbone("conv4"), read_backbone(str(tmp_path / "b.pt")))
+    with pytest.raises(ConfigError, match=f"{key} is not finite"):
+        export_backbone(str(tmp_path / "b.pt"), str(tmp_path / "c.pt"))
+    assert not (tmp_path / "c.pt").exists()
+
+
+def test_an_export_does_not_overwrite_its_source(tmp_path: Path) -> None:
+    path = tmp_path / "b.pt"
+    torch.save(build_backbone("conv4").state_dict(), path)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="is the checkpoint itself"):
+        export_backbone(str(path), str(tmp_path / "x" / ".." / "b.pt"))
+    assert path.read_bytes() == before

@@ -13,7 +13,7 @@ from records import record
 
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError, DataError
-from mmcl_lightning.ledger import Metric
+from mmcl_lightning.ledger import Metric, config_hash
 from mmcl_lightning.studies import write_report
 from mmcl_lightning.studies.paper import paper_value
 
@@ -222,3 +222,19 @@ def test_the_papers_value_is_there_for_the_papers_run_only() -> None:
     assert paper_value(of_paper(pretraining=origin), "linear/top1") == pytest.approx(0.8744)
     run.config["data"]["init_args"]["train_subset"] = 5000
     assert paper_value(run, "knn/top1") is None, "a subset is another experiment"
+
+
+def test_methods_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for index, C in enumerate((1.0, 5.0)):
+        for seed in (0, 1):
+            config = {
+                "seed_everything": seed,
+                "model": {"init_args": {"C": C, "kernel": {"init_args": {"gamma": 2.0}}}},
+                "data": {"init_args": {"batch_size": 8, "seed": seed}},
+            }
+            started = f"2026-01-0{index + 1}T0{seed}:00:00+00:00"
+            made = record(config=config, config_hash=config_hash(config), seed=seed, started=started)
+            made.write(tmp_path / f"{C}{seed}" / "ledger.json")
+    text = write_report(tmp_path, tmp_path / "R.md")
+    assert "| MMCL, Exact (C=1.0) | 2 |" in text
+    assert "| MMCL, Exact (C=5.0) | 2 |" in text

@@ -19,6 +19,7 @@ from records import record
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Metric, Record
 from mmcl_lightning.studies import Study, Sweep, Variant
+from mmcl_lightning.studies.report import write_report
 from mmcl_lightning.studies.study import Run
 
 TEXT = """
@@ -103,6 +104,29 @@ def test_long_and_negative_values(tmp_path: Path) -> None:
     arguments = study(tmp_path, text).runs(study(tmp_path, text).variants[1], {})[0].arguments
     assert yaml.safe_load(arguments[arguments.index("--model.optimizer") + 1]) == optimizer
     assert "--a=-1.0e-05" in arguments
+
+
+def test_one_seed_for_all_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--seed_everything would be the seed of every run"):
+        Sweep(study(tmp_path), tmp_path, extra=["--seed_everything", "3"])
+
+
+def test_the_records_of_an_edited_study(tmp_path: Path) -> None:
+    """A variant that was taken out is not in the report any more, and one that failed is listed."""
+    sweep = Sweep(study(tmp_path), tmp_path)
+    names = {path.stem for path in sweep.records}
+    assert {"ours, seed 0", "ours, seed 1", "plain, seed 0", "plain, seed 1"} < names
+    assert len(names) == 7
+    edited = Sweep(study(tmp_path, TEXT.replace("  plain:", "  other:")), tmp_path)
+    for path in sweep.records:
+        if "ours" in path.name or "plain" in path.name:
+            record(label=path.stem.split(",")[0]).write(path)
+    text = write_report(
+        tmp_path / "ledger", tmp_path / "R.md", only=edited.records, missing=["other/seed 0: failed: no disk"]
+    )
+    assert "| ours |" in text
+    assert "plain" not in text
+    assert "## Not counted\n\n* other/seed 0: failed: no disk" in text
 
 
 LASTING = """
