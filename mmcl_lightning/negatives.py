@@ -84,7 +84,8 @@ class InspectingTrainer(Trainer):
             model.load_state_dict(saved["state_dict"])
         self.precision_plugin.convert_module(model).to(self.strategy.root_device)
         found = grid.look(self, model, datamodule)
-        note = "random weights" if ckpt_path is None else str(Path(*Path(ckpt_path).parts[-4:]))
+        weights = "random weights" if ckpt_path is None else str(Path(*Path(ckpt_path).parts[-4:]))
+        note = f"{weights}, {views} views"
         path.parent.mkdir(parents=True, exist_ok=True)
         grid.draw(found, note).save(path)
         shown = _write_report(found, grid, path, ckpt_path)

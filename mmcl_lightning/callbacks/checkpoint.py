@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
 from types import FrameType
 from typing import Any, Literal
@@ -53,12 +53,13 @@ class ResumableCheckpoint(ModelCheckpoint):
             save_on_exception=save_on_exception,
             **kwargs,
         )
-        self._signal: int | None = None
+        self._signal: int | None = None  # that asked to stop
+        self._speaks = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the signals; the trainer gives them back when it ends."""
         super().on_train_start(trainer, pl_module)
-        self._signal = None
+        self._signal, self._speaks = None, trainer.is_global_zero
         # Processes of ddp_spawn and ddp_fork end without a word to their callbacks: nothing would be saved.
         spawned = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
         if threading.current_thread() is threading.main_thread() and not spawned:
@@ -104,6 +105,8 @@ class ResumableCheckpoint(ModelCheckpoint):
             exception.code = 128 + self._signal
         if isinstance(exception, KeyboardInterrupt) and trainer.world_size > 1:
             return  # the processes are at different places, and saving would wait for all of them
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
         if self._should_save_on_exception(trainer):
             metrics = self._monitor_candidates(trainer)
             if not self.save_last:
@@ -118,7 +121,8 @@ class ResumableCheckpoint(ModelCheckpoint):
         if number == signal.SIGINT and self._signal == signal.SIGINT:
             raise KeyboardInterrupt
         self._signal = self._signal or number
-        print("\nStopping after this step; Ctrl-C again to stop within it.", file=sys.stderr, flush=True)
+        if self._speaks:  # past Python's buffers, which the interrupted code may be writing to
+            os.write(2, b"\nStopping after this step; Ctrl-C again to stop within it.\n")
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
         """Let the trainer end its loops, if any process was asked to."""

@@ -171,7 +171,9 @@ class OnlineKNN(FeatureReadout):
             self._measured = self.described
             self.curve.append((epoch, self._values["knn/top1"]))
             self._values["knn/best_top1"] = max(top1 for _, top1 in self.curve)
-            rank_zero_info(f"k-NN top-1 after {epoch} epochs: {self._values['knn/top1']:.3f}")
+            rank_zero_info(
+                f"k-NN top-1 after {epoch} epoch{'s' * (epoch != 1)}: {self._values['knn/top1']:.3f}"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the curve so far, the best of it, and the latest values."""

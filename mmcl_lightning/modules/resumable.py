@@ -35,8 +35,8 @@ class ResumableModule(LightningModule):
             ConfigError: If they differ: what is recorded as run would not be what runs.
         """
         self._optimizers = [_described(optimizer) for optimizer in self.trainer.optimizers]
-        before = self._optimizers if self._optimizers_before is None else self._optimizers_before
-        if before != self._optimizers:
+        before = self._optimizers_before
+        if self.trainer.ckpt_path is not None and before is not None and before != self._optimizers:
             raise ConfigError(
                 f"the checkpoint's optimizer has {_difference(before, self._optimizers)} here. A run goes on "
                 "with the optimizer that it had: give the same options, or start a new run"

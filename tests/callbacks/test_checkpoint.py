@@ -105,10 +105,10 @@ def test_sigterm_ends_like_ctrl_c_but_says_so(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     loss, _, code, record = run(tmp_path, "simclr", Press("on_train_batch_start", 6, times=2))
     assert (len(loss), code, record["status"]) == (5, 1, "interrupted")
-    assert "Ctrl-C again" in capsys.readouterr().err
+    assert "Ctrl-C again" in capfd.readouterr().err
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
 
 
@@ -178,6 +178,20 @@ def test_a_missing_last_readout_is_said(tmp_path: Path) -> None:
     second = trainer(tmp_path, OnlineKNN(k=4, every_n_epochs=2), max_epochs=EPOCHS)
     with pytest.warns(UserWarning, match="OnlineKNN: the readout at the end of this run broke off"):
         second.fit(build("simclr"), shapes(), ckpt_path=str(tmp_path / "last.ckpt"))
+
+
+def test_an_error_in_a_validation_writes_nothing(tmp_path: Path) -> None:
+    run(tmp_path, "simclr", max_epochs=1)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+
+    class Fail(Callback):
+        def on_validation_batch_start(self, *args: Any) -> None:
+            raise RuntimeError("no disk")
+
+    judge = trainer(tmp_path, Fail(), ResumableCheckpoint(dirpath=tmp_path), limit_val_batches=None)
+    with pytest.raises(RuntimeError, match="no disk"):
+        judge.validate(build("simclr"), shapes(), ckpt_path=str(tmp_path / "last.ckpt"))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
 def test_options_are_those_of_lightning(tmp_path: Path) -> None:

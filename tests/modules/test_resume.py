@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from runs import InterruptedRunError, Recorder, StopAfter, mmcl, moco, shapes, simclr, trainer
 
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import RBF
-from mmcl_lightning.modules import ContrastiveModule
+from mmcl_lightning.modules import ContrastiveModule, SimCLR
 from mmcl_lightning.svm import ProjectedGradient
 
 EPOCHS, STEPS = 4, 4  # per epoch
@@ -94,3 +96,16 @@ def test_schedules_count_epochs_from_one(tmp_path: Path) -> None:
         (3, 100.0, RBF(gamma=2.0)),
         (4, 1.5, RBF(gamma=2.0)),
     ]
+
+
+def test_weights_may_go_into_a_run_with_another_optimizer(tmp_path: Path) -> None:
+    """A new run that begins with the weights of a checkpoint is no resumed one."""
+    run = trainer(tmp_path, checkpoint(tmp_path), max_epochs=1)
+    run.fit(build("simclr"), shapes())
+    other = torch.optim.SGD
+    module = SimCLR.load_from_checkpoint(tmp_path / "last.ckpt", optimizer=functools.partial(other, lr=0.5))
+    new = trainer(tmp_path, max_epochs=1)
+    new.fit(module, shapes())
+    assert type(new.optimizers[0]) is other
+    with pytest.raises(ConfigError, match="optimizer has class Adam, which is SGD here"):
+        trainer(tmp_path, max_epochs=2).fit(module, shapes(), ckpt_path=tmp_path / "last.ckpt")
