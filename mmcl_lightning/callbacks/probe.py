@@ -169,9 +169,8 @@ class OnlineLinearProbe(FeatureReadout):
         if "probe/top1" in self._values:
             self.curve.append((epoch, self._values["probe/top1"]))
             self._values["probe/best_top1"] = max(top1 for _, top1 in self.curve)
-            rank_zero_info(
-                f"linear probe top-1 after {epoch} epoch{'s' * (epoch != 1)}: {self._values['probe/top1']:.3f}"
-            )
+            last = self._values["probe/top1"]
+            rank_zero_info(f"linear probe top-1 after {epoch} epoch{'s' * (epoch != 1)}: {last:.3f}")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the module without a hook."""
