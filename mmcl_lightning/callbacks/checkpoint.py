@@ -63,7 +63,8 @@ class ResumableCheckpoint(ModelCheckpoint):
         # Processes of ddp_spawn and ddp_fork end without a word to their callbacks: nothing would be saved.
         spawned = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
         if threading.current_thread() is threading.main_thread() and not spawned:
-            signal.signal(signal.SIGINT, self._on_signal)
+            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as a shell's background job has it
+                signal.signal(signal.SIGINT, self._on_signal)
             # In place of Lightning's, which talks to the other processes from within the handler.
             signal.signal(signal.SIGTERM, self._on_signal)
 
@@ -118,7 +119,7 @@ class ResumableCheckpoint(ModelCheckpoint):
             )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._signal == signal.SIGINT:
+        if number == signal.SIGINT and self._signal is not None:
             raise KeyboardInterrupt
         self._signal = self._signal or number
         if self._speaks:  # past Python's buffers, which the interrupted code may be writing to

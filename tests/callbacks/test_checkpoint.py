@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,14 @@ from mmcl_lightning.modules import ContrastiveModule
 
 EPOCHS, STEPS = 4, 4  # per epoch
 EVEN = {"lr_schedule": "constant"}  # so that a run can go on beyond its end
+
+
+@pytest.fixture(autouse=True)
+def listening() -> Iterator[None]:
+    """SIGINT as in a terminal: a background job, in which tests may run, ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Press(Callback):
@@ -99,10 +108,10 @@ def test_ctrl_c_costs_nothing(
 
 
 def test_sigterm_ends_like_ctrl_c_but_says_so(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     loss, _, code, record = run(tmp_path, "simclr", Press("on_train_batch_start", 6, signal.SIGTERM))
     assert (len(loss), code, record["status"]) == (6, 143, "interrupted")
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +119,12 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, capfd: pytest.CaptureFixt
     assert (len(loss), code, record["status"]) == (5, 1, "interrupted")
     assert "Ctrl-C again" in capfd.readouterr().err
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
+
+
+def test_a_background_job_goes_on_ignoring_ctrl_c(tmp_path: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    loss, _, code, record = run(tmp_path, "simclr", Press("on_train_batch_start", 6, times=2))
+    assert (len(loss), code, record["status"]) == (EPOCHS * STEPS, 0, "finished")
 
 
 def test_a_signal_in_the_last_step_lets_the_run_finish(tmp_path: Path) -> None:
