@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_counted_and_named(tmp_path: Path) -> None:
     export_backbone(path, str(tmp_path / "b.pt"))
     with pytest.raises(ConfigError, match="first convolution is 3 wide: set cifar_stem accordingly"):
         backbone_from(str(tmp_path / "b.pt"), "resnet18", cifar_stem=False)
-    with pytest.raises(ConfigError, match="does not say of which network it is: set --model.backbone"):
+    with pytest.raises(ConfigError, match=r"does not say of which network it is: set --model.backbone"):
         backbone_from(str(tmp_path / "b.pt"))
 
     net = build_backbone("conv4")
