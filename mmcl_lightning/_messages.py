@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import lightning
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from mmcl_lightning.errors import MMCLError
 
@@ -26,7 +27,7 @@ _NOISE = (
 )
 
 #: Kinds of errors that are about what Lightning was given, where Lightning itself raises them.
-_COMPLAINTS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
+_COMPLAINTS = (MisconfigurationException, ValueError, TypeError, RuntimeError, OSError, ImportError)
 _LIGHTNING = str(Path(lightning.__file__).parent)
 
 

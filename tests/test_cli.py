@@ -66,6 +66,7 @@ QUICK = ["fit", "--config=quickstart", *SMALL]
         (["--trainer.accumulate_grad_batches=0"], "accumulate_grad_batches must be an integer >= 1, got 0"),
         (["--trainer.val_check_interval=100"], "`val_check_interval` (100) must be less than or equal to"),
         (["--trainer.accelerator=gpux"], "invalid accelerator name"),
+        (["--trainer.accelerator=gpu", "--trainer.devices=64"], "gpu"),
         (["--trainer.strategy=nope"], "invalid strategy name"),
         (["--seed_everything=-5"], "-5 is not in bounds"),
         (["--ckpt_path=best"], "is not configured to save the best model"),

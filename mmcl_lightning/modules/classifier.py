@@ -17,7 +17,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import LinearLR
 
 from mmcl_lightning._options import is_number
 from mmcl_lightning.distributed import gather_objects, layout
@@ -28,7 +27,6 @@ from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
 from mmcl_lightning.modules.resumable import ResumableModule
 from mmcl_lightning.modules.specs import to_spec
 from mmcl_lightning.modules.weights import backbone_from
-from mmcl_lightning.optim import WarmupCosine, scale_learning_rate
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -202,27 +200,9 @@ class ClassifierModule(ResumableModule):
 
     def configure_optimizers(self) -> Any:
         """Build the protocol's optimizer, and its schedule per step."""
-        protocol, steps = self.protocol, self.trainer.estimated_stepping_batches
-        if protocol.lr_schedule != "constant" and math.isinf(steps):
-            raise ConfigError("the protocol's schedule needs an end: set trainer.max_epochs or max_steps")
-        lr = self.lr
-        if lr is None:
-            batch_size = self.global_batch_size()
-            if batch_size is None and protocol.lr_scaling != "none":
-                raise ConfigError(
-                    f"protocol {self.hparams['protocol']} scales its learning rate by the batch size, and "
-                    "the training loader has no batch_size: give lr itself"
-                )
-            lr = scale_learning_rate(protocol.lr, batch_size or 1, protocol.lr_scaling)
-        options = {**protocol.options, "lr": lr, "weight_decay": self.weight_decay}
-        optimizer = protocol.optimizer(list(self.trained()), **options)
-        if protocol.lr_schedule == "constant":
-            return optimizer
-        if protocol.lr_schedule == "linear":
-            scheduler: Any = LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=int(steps))
-        else:
-            scheduler = WarmupCosine(optimizer, 0, int(steps))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        steps = self.trainer.estimated_stepping_batches  # also sets up the loader that tells the batch size
+        batch_size = self.global_batch_size()
+        return self.protocol.optimize(self.trained(), self.lr, self.weight_decay, batch_size, steps)
 
     def on_train_start(self) -> None:
         """Write down what is run, and say where it is not what the protocol says."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
+from torch.optim.lr_scheduler import LinearLR
+
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.optim import WarmupCosine, scale_learning_rate
 
 __all__ = ["EVALUATION_PROTOCOLS", "EvaluationProtocol"]
 
@@ -39,6 +46,45 @@ class EvaluationProtocol:
     batch_size: int
     epochs: int | None = None
     steps: int | None = None
+
+    def optimize(
+        self,
+        weights: Iterable[nn.Parameter],
+        lr: float | None,
+        weight_decay: float,
+        batch_size: int | None,
+        steps: float,
+    ) -> Any:
+        """Return what ``configure_optimizers`` returns: an optimizer, and its schedule per step.
+
+        Args:
+            weights: What is trained.
+            lr: Learning rate in place of the protocol's, not scaled by the batch.
+            weight_decay: Weight decay.
+            batch_size: Images per optimizer step; None if it is not known.
+            steps: Optimizer steps of the run, possibly infinite.
+
+        Raises:
+            ConfigError: If a schedule has no end, or a learning rate no batch size to grow with.
+        """
+        if self.lr_schedule != "constant" and math.isinf(steps):
+            raise ConfigError("the protocol's schedule needs an end: set trainer.max_epochs or max_steps")
+        if lr is None and batch_size is None and self.lr_scaling != "none":
+            raise ConfigError(
+                "the protocol's learning rate grows with the batch size, and the training loader has no "
+                "batch_size: give lr itself"
+            )
+        if lr is None:
+            lr = scale_learning_rate(self.lr, batch_size or 1, self.lr_scaling)
+        options = {**self.options, "lr": lr, "weight_decay": weight_decay}
+        optimizer = self.optimizer(list(weights), **options)
+        if self.lr_schedule == "constant":
+            return optimizer
+        if self.lr_schedule == "linear":
+            scheduler: Any = LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=int(steps))
+        else:
+            scheduler = WarmupCosine(optimizer, 0, int(steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 EVALUATION_PROTOCOLS: dict[str, EvaluationProtocol] = {

@@ -373,7 +373,7 @@ def test_data_that_does_not_fit(weights: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none of the training images has a label"):
         fit(tmp_path, linear(weights), loaders=(train_loader(torch.full((TRAIN,), -1)), held_out()))
     batches = [next(iter(train_loader()))]
-    with pytest.raises(ConfigError, match="has no batch_size: give lr itself"):
+    with pytest.raises(ConfigError, match="the training loader has no batch_size: give lr itself"):
         fit(tmp_path, linear(weights, protocol="imagenet"), loaders=(batches, held_out()))
     with pytest.raises(ConfigError, match="there is no classifier yet"):
         linear(weights).predict_step(next(iter(held_out())), 0)
