@@ -73,21 +73,16 @@ class ResumableCheckpoint(ModelCheckpoint):
     ) -> None:
         """Save where it is due, and stop where the step is whole and nothing belongs to it any more."""
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        loop = trainer.fit_loop.epoch_loop
-        validates = bool(
-            trainer.enable_validation
-            and trainer.val_check_batch
-            and (batch_idx + 1) % trainer.val_check_batch == 0
-        )
-        if not (validates or loop._is_training_done or loop._should_accumulate()):
-            self._stop_if_asked(trainer)
+        fetcher = trainer.fit_loop._data_fetcher
+        assert fetcher is not None
+        if not trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher):  # a validation would be broken off
+            self._stop_if_step_is_whole(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save where it is due, and stop a run that validates within an epoch."""
         super().on_validation_end(trainer, pl_module)
-        fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-        if fitting and not trainer.fit_loop.epoch_loop._is_training_done:
-            self._stop_if_asked(trainer)
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self._stop_if_step_is_whole(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save where it is due, and stop unless the run has come to its end anyway."""
@@ -124,6 +119,11 @@ class ResumableCheckpoint(ModelCheckpoint):
         self._signal = self._signal or number
         if self._speaks:  # past Python's buffers, which the interrupted code may be writing to
             os.write(2, b"\nStopping after this step; Ctrl-C again to stop within it.\n")
+
+    def _stop_if_step_is_whole(self, trainer: Trainer) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        if not (loop._is_training_done or loop._should_accumulate()):  # an epoch's end has more to do
+            self._stop_if_asked(trainer)
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
         """Let the trainer end its loops, if any process was asked to."""

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from mmcl_lightning._options import check_flags, check_whole, is_number
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
@@ -78,10 +79,11 @@ class ContrastiveModule(ResumableModule):
         self._record_options()
         if lr_schedule not in ("cosine", "constant"):
             raise ConfigError(f"lr_schedule must be 'cosine' or 'constant', got {lr_schedule!r}")
-        if not 0 <= warmup < 1:
-            raise ConfigError(f"warmup is a share of all steps in [0, 1), got {warmup}")
-        if chunk_size is not None and chunk_size < 1:
-            raise ConfigError(f"chunk_size must be >= 1, or None for one pass, got {chunk_size}")
+        if not (is_number(warmup) and 0 <= warmup < 1):
+            raise ConfigError(f"warmup is a share of all steps in [0, 1), got {warmup!r}")
+        if chunk_size is not None:
+            check_whole(1, chunk_size=chunk_size)
+        check_flags(cifar_stem=cifar_stem)
         scale_learning_rate(1.0, 1, lr_scaling)  # raises here, not hours later
         backbone = from_spec(backbone, nn.Module, "backbone")
         if isinstance(backbone, nn.Module):

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from mmcl_lightning._options import check_flags
 from mmcl_lightning.errors import NumericalError
 from mmcl_lightning.modules.classifier import ClassifierModule
 from mmcl_lightning.modules.weights import digests
@@ -55,6 +56,7 @@ class LinearEvaluation(ClassifierModule):
         **kwargs: Any,
     ):
         super().__init__(checkpoint=checkpoint, protocol=protocol, **kwargs)
+        check_flags(bn_train=bn_train)
         self.bn_train = bn_train
         self.backbone.requires_grad_(False)
         self._frozen: dict[str, str] = {}  # what the backbone was at the start of the first fit

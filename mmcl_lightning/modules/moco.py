@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmcl_lightning._options import check_flags, check_whole, is_number
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses.queue import InfoNCELoss, check_finite, unit_rows
@@ -77,10 +78,10 @@ class MoCo(ContrastiveModule):
         lr_schedule: Literal["cosine", "constant"] = "cosine",
         **kwargs: Any,
     ):
-        if queue_size < 1:
-            raise ConfigError(f"queue_size is a number of negatives >= 1, got {queue_size}")
-        if not 0 <= momentum < 1:
-            raise ConfigError(f"momentum must be in [0, 1), got {momentum}: use 0.99 to 0.9999")
+        check_whole(1, queue_size=queue_size)
+        check_flags(symmetric=symmetric)
+        if not (is_number(momentum) and 0 <= momentum < 1):
+            raise ConfigError(f"momentum must be in [0, 1), got {momentum!r}: use 0.99 to 0.9999")
         if optimizer is None:
             optimizer = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9, weight_decay=1e-4)
         super().__init__(

@@ -97,5 +97,5 @@ def test_order_of_images_is_kept() -> None:
 
 
 def test_chunk_size_is_checked() -> None:
-    with pytest.raises(ConfigError, match="chunk_size must be >= 1"):
+    with pytest.raises(ConfigError, match="chunk_size must be an integer >= 1"):
         ContrastiveModule(NTXentLoss(), nn.Flatten(), projection_head=nn.Identity(), chunk_size=0)

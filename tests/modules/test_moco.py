@@ -327,11 +327,11 @@ def test_the_leak_of_batch_norm_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"queue_size": 0}, "queue_size is a number of negatives >= 1, got 0"),
+        ({"queue_size": 0}, "queue_size must be an integer >= 1, got 0"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
         ({"momentum": -0.1}, r"momentum must be in \[0, 1\), got -0.1"),
         ({"temperature": 0.0}, "temperature must be > 0"),
-        ({"chunk_size": 0}, "chunk_size must be >= 1"),
+        ({"chunk_size": 0}, "chunk_size must be an integer >= 1"),
     ],
 )
 def test_wrong_options_are_named_at_construction(options: dict[str, Any], match: str) -> None:
