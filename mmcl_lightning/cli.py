@@ -33,6 +33,9 @@ __all__ = ["MMCLCLI", "main"]
 #: Commands that need no trainer, by name: each takes the arguments after it.
 _TOOLS = {"export": export, "report": command.report, "sweep": command.sweep}
 
+#: Options of the optimizer, with others of which a run is not resumed at all.
+_REFUSED = ("lr", "optimizer", "weight_decay")
+
 _DESCRIPTION = "Max-margin contrastive pretraining: train, judge and look at it, from YAML recipes."
 
 
@@ -67,6 +70,8 @@ class MMCLCLI(LightningCLI):
         # Lightning would silently let the checkpoint's model options win over the configuration and the
         # command line. Here the configuration wins, and differences are said once the model is there.
         path, subcommand = self._ckpt_path(), self.config.subcommand
+        if path is not None and Path(path).is_dir():  # of a run
+            self.config[subcommand]["ckpt_path"] = path = _newest_in(Path(path))
         if path == "last":  # Lightning would look in the new run's own, empty folder
             self.config[subcommand]["ckpt_path"] = path = self._newest_checkpoint()
         options = self.config[subcommand].model.get("init_args") or {}
@@ -89,11 +94,7 @@ class MMCLCLI(LightningCLI):
         options = self.config[self.config.subcommand]
         own = [Path(str(path)).parent for path in options.get("config") or []]
         folder = next((run for run in own if (run / "checkpoints").is_dir()), _runs(options.trainer))
-        found = newest_checkpoint(folder)
-        if found is None:
-            raise ConfigError(f"--ckpt_path last: there is no run with a checkpoint in {folder}")
-        print(f"--ckpt_path last is {found}", file=sys.stderr)
-        return str(found)
+        return _newest_in(folder)
 
     def _ckpt_path(self) -> str | None:
         path = self.config.get(self.config.subcommand, {}).get("ckpt_path")
@@ -123,7 +124,8 @@ class MMCLCLI(LightningCLI):
                 f"the first being {differing[0]}; use the configuration that the checkpoint was trained with"
             )
         for name, value in self.model.hparams.items():
-            if not name.startswith("_") and name in saved and saved[name] != value:
+            named = not name.startswith("_") and name in saved
+            if named and name not in _REFUSED and saved[name] != value:
                 wins = "the configuration wins"
                 print(f"model.{name} is {value} here and {saved[name]} in {path}: {wins}", file=sys.stderr)
 
@@ -228,6 +230,15 @@ def _epilog() -> str:
         f"Commands with options of their own (see mmcl NAME --help): {'; '.join(tools)}. "
         f"Recipes for --config: {recipes}."
     )
+
+
+def _newest_in(folder: Path) -> str:
+    """Path of the newest checkpoint of a run, or of a folder of runs."""
+    found = newest_checkpoint(folder)
+    if found is None:
+        raise ConfigError(f"--ckpt_path: there is no run with a checkpoint in {folder}")
+    print(f"--ckpt_path is {found}", file=sys.stderr)
+    return str(found)
 
 
 def _runs(trainer: Any) -> Path:

@@ -254,7 +254,7 @@ def test_last_with_any_logger(logger: str, folder: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     main([*fit, "--ckpt_path=last"])
     captured = capsys.readouterr()
-    assert f"--ckpt_path last is {first.relative_to(folder)}" in captured.err.replace(f"{folder}/", "")
+    assert f"--ckpt_path is {first.relative_to(folder)}" in captured.err.replace(f"{folder}/", "")
     assert f"Checkpoint:   {first.relative_to(folder)}" in captured.out, "nothing was left to train"
 
 
@@ -409,3 +409,10 @@ def test_help_knows_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_class_of_another_kind_is_not_proposed(capsys: pytest.CaptureFixture[str]) -> None:
     args = ["fit", "--model=ContrastiveModule", "--model.criterion=InfoNCELoss", *SMALL]
     assert "InfoNCELoss is of another kind than this option takes" in complaint(args, capsys, 2)
+
+
+def test_a_run_as_the_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["validate", *QUICK[1:], f"--ckpt_path={trained.parents[1]}"])
+    assert f"--ckpt_path is {trained}" in capsys.readouterr().err
+    said = complaint(["validate", *QUICK[1:], "--ckpt_path=."], capsys, 1)
+    assert said == "error: --ckpt_path: there is no run with a checkpoint in ."

@@ -55,11 +55,13 @@ class ResumableCheckpoint(ModelCheckpoint):
         )
         self._signal: int | None = None  # that asked to stop
         self._speaks = True
+        self._trained = False  # whether this session took a step
+        self._behind = False  # whether a validation or an epoch's end came after the last save
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the signals; the trainer gives them back when it ends."""
         super().on_train_start(trainer, pl_module)
-        self._signal, self._speaks = None, trainer.is_global_zero
+        self._signal, self._speaks, self._trained = None, trainer.is_global_zero, False
         # Processes of ddp_spawn and ddp_fork end without a word to their callbacks: nothing would be saved.
         spawned = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
         if threading.current_thread() is threading.main_thread() and not spawned:
@@ -72,6 +74,7 @@ class ResumableCheckpoint(ModelCheckpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save where it is due, and stop where the step is whole and nothing belongs to it any more."""
+        self._trained = True
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         fetcher = trainer.fit_loop._data_fetcher
         assert fetcher is not None
@@ -80,19 +83,21 @@ class ResumableCheckpoint(ModelCheckpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save where it is due, and stop a run that validates within an epoch."""
+        self._behind = True
         super().on_validation_end(trainer, pl_module)
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self._stop_if_step_is_whole(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save where it is due, and stop unless the run has come to its end anyway."""
+        self._behind = True
         super().on_train_epoch_end(trainer, pl_module)
         if not is_last_epoch(trainer):
             self._stop_if_asked(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the end of the run, if no checkpoint has it."""
-        if not self._should_skip_saving_checkpoint(trainer):
+        """Save the end of the run: a checkpoint of its last step may lack what came after the step."""
+        if self._trained and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -101,9 +106,15 @@ class ResumableCheckpoint(ModelCheckpoint):
             exception.code = 128 + self._signal
         if isinstance(exception, KeyboardInterrupt) and trainer.world_size > 1:
             return  # the processes are at different places, and saving would wait for all of them
-        if trainer.state.fn != TrainerFn.FITTING:
+        fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        if not fitting or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        if self._should_save_on_exception(trainer):
+        asked = isinstance(exception, SIGTERMException)  # then the step is whole, and none is half done
+        if self.save_on_exception and (
+            (asked and self._trained)
+            or (trainer.global_step and self._behind)
+            or self._last_global_step_saved != trainer.global_step
+        ):
             metrics = self._monitor_candidates(trainer)
             if not self.save_last:
                 self._save_checkpoint(trainer, self.format_checkpoint_name(metrics))
@@ -112,6 +123,10 @@ class ResumableCheckpoint(ModelCheckpoint):
             rank_zero_info(
                 f"Stopped at step {trainer.global_step}. To go on: --ckpt_path {self._last_checkpoint_saved}"
             )
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        super()._save_checkpoint(trainer, filepath)
+        self._behind = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._signal is not None:

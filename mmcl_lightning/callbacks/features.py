@@ -97,7 +97,7 @@ def feature_pass(
     device = module.device if device is None else device
     stores: dict[str, _Rows] = {}
     labels, counts = [torch.empty(0, dtype=torch.int64)], []
-    with evaluating(module), trainer.precision_plugin.forward_context():
+    with evaluating(module):
         batches, capacity = share_batches(loader, limit)
         for batch in batches:
             images, targets = images_and_labels(batch)
@@ -116,12 +116,14 @@ def encode(
     """Return what is asked for of a batch of images ``(B, ...)``; call it within :func:`evaluating`."""
     images = trainer.precision_plugin.convert_input(images).to(module.device, non_blocking=True)
     found = {}
-    h = module(images)
-    if "h" in kinds:
-        found["h"] = _rows_of(h, len(images), module)
-    if "z" in kinds:
-        _rows_of(h, len(images), module)
-        found["z"] = _rows_of(module.projection_head(h), len(images), module)  # type: ignore[operator]
+    # Around the network alone: it may set another default type, in which a loader's transforms would work.
+    with trainer.precision_plugin.forward_context():
+        h = module(images)
+        rows = _rows_of(h, len(images), module)
+        if "h" in kinds:
+            found["h"] = rows
+        if "z" in kinds:
+            found["z"] = _rows_of(module.projection_head(h), len(images), module)  # type: ignore[operator]
     if "thumbnail" in kinds:
         size = (_THUMBNAIL, _THUMBNAIL)
         found["thumbnail"] = F.interpolate(images.float(), size, mode="bilinear", antialias=True)
@@ -151,7 +153,7 @@ def collect_features(
     """
     _check_head(module, [feature])
     features, labels = [], []
-    with evaluating(module), trainer.precision_plugin.forward_context():
+    with evaluating(module):
         for batch in loader:
             images, targets = images_and_labels(batch)
             features.append(encode(trainer, module, images, [feature])[feature].float())

@@ -154,7 +154,7 @@ class HealthPanel(FeatureReadout):
     def _alignment(self, trainer: Trainer, module: LightningModule, kind: str) -> tuple[float, int]:
         """Return the mean over the views of all processes, and the number of images."""
         total, count, share = 0.0, 0, -(-self.view_images // layout().world_size)
-        with evaluating(module), trainer.precision_plugin.forward_context():
+        with evaluating(module):
             for batch in self._view_batches(trainer):
                 views = _two_views(batch)
                 if views is None or count >= share:

@@ -181,7 +181,8 @@ class _Recorder(Logger):
 
     def pending(self) -> dict[str, list[float]]:
         """Points of this epoch that Lightning hands to the loggers only after checkpoints are written."""
-        results = None if self.trainer is None else self.trainer._results
+        # Within a validation the loggers have its numbers already.
+        results = None if self.trainer is None or self.trainer.validating else self.trainer._results
         found = {} if results is None else results.metrics(on_step=False)["log"]
         return {name: self._point(value) for name, value in found.items()}
 

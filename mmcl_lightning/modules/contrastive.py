@@ -55,7 +55,8 @@ class ContrastiveModule(ResumableModule):
             for one pass.
 
     Logs:
-        ``train/loss``, ``train/lr`` each step; ``val/loss`` on held-out images with training augmentation.
+        ``train/loss`` (of several processes that of the first one's anchors), ``train/lr`` each step;
+        ``val/loss`` on held-out images with training augmentation.
 
     Raises:
         ConfigError: If an option is unknown or out of range.
@@ -140,6 +141,8 @@ class ContrastiveModule(ResumableModule):
                 "set lr_scaling to 'none' and give the learning rate itself"
             )
         for group in optimizer.param_groups:
+            # Plain numbers: a checkpoint cannot hold one of NumPy.
+            group |= {name: to_spec(value) for name, value in group.items() if is_number(value)}
             group["lr"] = scale_learning_rate(group["lr"], batch_size or 1, self.lr_scaling)
         if math.isinf(steps):
             if self.lr_schedule == "cosine" or self.warmup:

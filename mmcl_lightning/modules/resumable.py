@@ -38,7 +38,7 @@ class ResumableModule(LightningModule):
         """
         self._optimizers = [_described(optimizer) for optimizer in self.trainer.optimizers]
         before = self._optimizers_before
-        if self.trainer.ckpt_path is not None and before is not None and before != self._optimizers:
+        if self.trainer.ckpt_path is not None and before and before != self._optimizers:
             raise ConfigError(
                 f"the checkpoint's optimizer has {_difference(before, self._optimizers)} here. A run goes on "
                 "with the optimizer that it had: give the same options, or start a new run"
@@ -103,7 +103,10 @@ def _described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Options of an optimizer as it was built, in plain data."""
     groups = []
     for group in optimizer.param_groups:
-        options = {name: to_spec(value) for name, value in group.items() if name != "params"}
+        options = {
+            name: value.tolist() if isinstance(value, torch.Tensor) else to_spec(value)
+            for name, value in group.items() if name != "params"
+        }  # fmt: skip
         options["lr"] = options.pop("initial_lr", options["lr"])  # lr is where a schedule has it
         groups.append(options)
     return {"class": type(optimizer).__name__, "groups": groups}

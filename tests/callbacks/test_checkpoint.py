@@ -54,7 +54,9 @@ def build(kind: str) -> ContrastiveModule:
 
 def run(folder: Path, kind: str, *callbacks: Callback, ckpt: str | None = None, **options: Any) -> Any:
     recorder, module = Recorder(), build(kind)
-    checkpoint = ResumableCheckpoint(dirpath=folder, every_n_epochs=3)
+    own = ("every_n_epochs", "every_n_train_steps", "save_on_train_epoch_end")
+    saving = {name: options.pop(name) for name in own if name in options} or {"every_n_epochs": 3}
+    checkpoint = ResumableCheckpoint(dirpath=folder, **saving)
     options = {"max_epochs": EPOCHS, "limit_val_batches": None} | options
     parts = [recorder, OnlineKNN(k=4, every_n_epochs=2), Ledger(str(folder)), *callbacks, checkpoint]
     try:
@@ -88,8 +90,27 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
         ("on_validation_batch_start", 1, {"val_check_interval": 2}),
         ("on_before_backward", 5, {"accumulate_grad_batches": 2}),  # gradients of half a step are kept
         ("on_train_batch_start", 1, {}),
+        ("on_train_batch_start", 2, {"accumulate_grad_batches": 3, "val_check_interval": 2}),
+        ("on_train_batch_start", 6, {"val_check_interval": 3, "check_val_every_n_epoch": None}),
+        ("on_before_zero_grad", STEPS, {"max_epochs": -1, "max_steps": 6}),
+        ("on_validation_start", 1, {"val_check_interval": 2, "every_n_train_steps": 2}),
+        ("on_train_batch_start", 3, {"every_n_train_steps": 3}),
+        ("on_before_zero_grad", STEPS, {"save_on_train_epoch_end": False, "every_n_epochs": 1}),
     ],
-    ids=["step", "last step", "validation", "validation within an epoch", "accumulation", "first batch"],
+    ids=[
+        "step",
+        "last step",
+        "validation",
+        "validation within an epoch",
+        "accumulation",
+        "first batch",
+        "validation within an accumulation",
+        "validation by steps",
+        "last step of an epoch with max_steps",
+        "validation after a save",
+        "step that is saved",
+        "save after a validation",
+    ],
 )
 def test_ctrl_c_costs_nothing(
     kind: str, hook: str, count: int, options: dict[str, Any], tmp_path: Path

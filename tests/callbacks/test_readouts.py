@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from runs import Plain, image_loader, trainer
+from runs import Plain, image_loader, shapes, simclr, trainer
 from torch import Tensor
 
 from mmcl_lightning.callbacks import (
@@ -22,6 +22,7 @@ from mmcl_lightning.callbacks import (
 from mmcl_lightning.callbacks._batches import images_and_labels
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.ledger import Record
+from mmcl_lightning.transforms import SimCLRTransform
 
 
 class Foreign(Plain):
@@ -117,3 +118,13 @@ def test_a_resumed_probe_keeps_its_options(tmp_path: Path) -> None:
         trainer(tmp_path, OnlineLinearProbe(lr=0.1, **options), max_epochs=2).fit(
             Plain(), ckpt_path=tmp_path / "last.ckpt"
         )
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
+def test_transforms_work_in_single_precision_whatever_the_network_does(
+    precision: Any, tmp_path: Path
+) -> None:
+    """Health reads augmented views, whose blur once met the default type of double precision."""
+    run = trainer(tmp_path, HealthPanel(), OnlineKNN(k=3), precision=precision)
+    run.fit(simclr(), shapes(train_transform=SimCLRTransform(16, blur_prob=1.0)))
+    assert run.callback_metrics["health/alignment"] > 0

@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -109,3 +110,33 @@ def test_weights_may_go_into_a_run_with_another_optimizer(tmp_path: Path) -> Non
     assert type(new.optimizers[0]) is other
     with pytest.raises(ConfigError, match="optimizer has class Adam, which is SGD here"):
         trainer(tmp_path, max_epochs=2).fit(module, shapes(), ckpt_path=tmp_path / "last.ckpt")
+
+
+def test_options_of_numpy_can_be_resumed(tmp_path: Path) -> None:
+    optimizer = functools.partial(torch.optim.Adam, lr=np.float64(0.01), weight_decay=np.float32(0))
+    trainer(tmp_path, checkpoint(tmp_path), max_epochs=1).fit(simclr(optimizer=optimizer), shapes())
+    run = trainer(tmp_path, max_epochs=2)
+    run.fit(simclr(optimizer=optimizer), shapes(), ckpt_path=tmp_path / "last.ckpt")
+    assert run.global_step == 2 * STEPS
+
+
+def test_a_checkpoint_without_optimizers_is_no_other_one(tmp_path: Path) -> None:
+    module = build("simclr")
+    judge = trainer(tmp_path, limit_val_batches=None)
+    judge.validate(module, shapes())
+    judge.save_checkpoint(tmp_path / "a.ckpt")
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["optimizers"] == []
+    run = trainer(tmp_path, max_epochs=1)
+    run.fit(build("simclr"), shapes())
+    module.on_load_checkpoint({"optimizers": []})
+    run.fit(module, shapes())
+
+
+def test_learning_rates_in_tensors_are_compared(tmp_path: Path) -> None:
+    def module(lr: float) -> ContrastiveModule:
+        return simclr(optimizer=functools.partial(torch.optim.Adam, lr=torch.tensor(lr), foreach=False))
+
+    trainer(tmp_path, checkpoint(tmp_path), max_epochs=1).fit(module(0.5), shapes())
+    trainer(tmp_path, max_epochs=2).fit(module(0.5), shapes(), ckpt_path=tmp_path / "last.ckpt")
+    with pytest.raises(ConfigError, match=r"optimizer has lr=0.5, which is 0.25 here"):
+        trainer(tmp_path, max_epochs=2).fit(module(0.25), shapes(), ckpt_path=tmp_path / "last.ckpt")
