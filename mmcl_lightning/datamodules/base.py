@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -24,6 +25,7 @@ from mmcl_lightning.datamodules.sources import ImageSource
 from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import ImageTransform, MultiView
+from mmcl_lightning.transforms.base import disagreement
 
 __all__ = ["SSLDataModule", "Splits"]
 
@@ -137,6 +139,9 @@ class SSLDataModule(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Open the data set once, whatever the stage."""
+        differing = disagreement(*self._transforms()) if self._splits is None else None
+        if differing is not None:  # as where a recipe's transform meets another data set's own
+            rank_zero_warn(f"{differing}: set train_transform and eval_transform alike")
         self.splits  # noqa: B018
 
     @property
@@ -258,9 +263,7 @@ class SSLDataModule(LightningDataModule):
         )
 
     def _view_dataset(self, source: ImageSource) -> ViewDataset:
-        transform: Any = self.train_transform
-        if transform is None:
-            transform = self.default_train_transform()
+        transform: Any = self._transforms()[0]
         if self.task == "classify":
             transform = transform.transform if isinstance(transform, MultiView) else transform
             return ViewDataset(source, transform, self.seed)
@@ -268,9 +271,7 @@ class SSLDataModule(LightningDataModule):
         return ViewDataset(source, views, self.seed)
 
     def _eval_loader(self, source: ImageSource, share: bool = False) -> DataLoader[Any]:
-        transform: Any = self.eval_transform
-        if transform is None:
-            transform = self.default_eval_transform()
+        _, transform = self._transforms()
         dataset: Dataset[Any] = EvalDataset(source, transform)
         sampler = EvenSampler(dataset, self._world_size, self._rank) if share else None
         return DataLoader(
@@ -279,6 +280,14 @@ class SSLDataModule(LightningDataModule):
             shuffle=False,
             sampler=sampler,
             **self._loader_options(),
+        )
+
+    def _transforms(self) -> tuple[Any, Any]:
+        """Return those of training and of evaluation images, as given or as the data set has them."""
+        train, evaluation = self.train_transform, self.eval_transform
+        return (
+            self.default_train_transform() if train is None else train,
+            self.default_eval_transform() if evaluation is None else evaluation,
         )
 
     def _loader_options(self) -> dict[str, Any]:

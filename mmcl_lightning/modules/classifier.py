@@ -270,7 +270,7 @@ class ClassifierModule(ResumableModule):
         if step != end:
             result = f"{last:.4f} at step {step} of {end}: `validate --ckpt_path last` gives the result"
         return [
-            f"{f'{self.tag} top-1:':<14}{result}",
+            f"{f'{self.tag} top-1:':<13} {result}",
             f"{'best:':<14}{best:.4f} in epoch {best_epoch}, picked on the images that it is measured on",
             f"{'protocol:':<14}{self.described}",
         ]

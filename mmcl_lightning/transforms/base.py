@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["ImageTransform", "MultiView", "check_statistics", "image_to_tensor"]
+__all__ = ["ImageTransform", "MultiView", "check_statistics", "disagreement", "image_to_tensor"]
 
 
 class ImageTransform(ABC):
@@ -26,6 +26,12 @@ class ImageTransform(ABC):
     def statistics(self) -> tuple[Tensor, Tensor] | None:
         """Mean and std that the output is normalised with, each ``(3, 1, 1)``; None where it is in [0, 1]."""
         return getattr(self, "_statistics", None)
+
+    @property
+    def pixels(self) -> int | None:
+        """Height and width of what it gives, or None where that depends on the image."""
+        size: int | None = getattr(self, "size", None) or getattr(self, "crop", None)
+        return size
 
     @abstractmethod
     def __call__(self, image: Image.Image) -> Tensor:
@@ -59,6 +65,26 @@ class MultiView:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.transform!r}, views={self.views})"
+
+
+def disagreement(train: Any, evaluation: Any) -> str | None:
+    """Say in what the images of two transforms differ that should not, or return None.
+
+    Args:
+        train: Transform of training images, or a :class:`MultiView` of one.
+        evaluation: Transform of the images that are judged.
+    """
+    train = train.transform if isinstance(train, MultiView) else train
+    if not (isinstance(train, ImageTransform) and isinstance(evaluation, ImageTransform)):
+        return None
+    if None not in (train.pixels, evaluation.pixels) and train.pixels != evaluation.pixels:
+        return f"training images have {train.pixels} pixels, those of the evaluation {evaluation.pixels}"
+    one, other = train.statistics, evaluation.statistics
+    if one is None and other is None:
+        return None
+    if one is None or other is None or not all(map(torch.equal, one, other)):
+        return "training images and those of the evaluation are not normalised by the same mean and std"
+    return None
 
 
 def image_to_tensor(image: Image.Image) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mmcl_lightning.datamodules import ShapesDataModule, SSLDataModule
 from mmcl_lightning.datamodules.loading import EpochSampler, ResumableDataLoader, ViewDataset, mix_seed
 from mmcl_lightning.datamodules.sources import balanced_subset
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.transforms import EvalTransform, MultiView
+from mmcl_lightning.transforms import CentralCrop, EvalTransform, MultiView, SimCLRTransform
 
 
 def shapes(**options: Any) -> ShapesDataModule:
@@ -297,3 +298,35 @@ def test_equal_data_have_equal_fingerprints() -> None:
     assert first["query"].startswith("20 images, ")
     assert first != shapes(seed=1).fingerprint()
     assert first["pretrain"] != shapes(train_subset=49).fingerprint()["pretrain"]
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluation", "said"),
+    [
+        (SimCLRTransform(24), None, "training images have 24 pixels, those of the evaluation 16"),
+        (
+            MultiView(SimCLRTransform(24)),
+            CentralCrop(16),
+            "training images have 24 pixels, those of the evaluation 16",
+        ),
+        (SimCLRTransform.cifar(16), None, "not normalised by the same mean and std"),
+        (
+            SimCLRTransform.cifar(16),
+            CentralCrop(16, mean=(0.5,) * 3, std=(0.5,) * 3),
+            "not normalised by the same",
+        ),
+        (SimCLRTransform.cifar(16), EvalTransform.cifar(), None),
+        (lambda image: None, None, None),
+        (None, None, None),
+    ],
+)
+def test_transforms_that_do_not_go_together_are_said(train: Any, evaluation: Any, said: str | None) -> None:
+    """As where a recipe sets the augmentation, and the data set is exchanged for another one."""
+    module = ShapesDataModule(
+        train_size=20, test_size=10, image_size=16, train_transform=train, eval_transform=evaluation
+    )
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        module.setup()
+        module.setup()
+    assert [said in str(warning.message) for warning in found] == ([True] if said else [])
