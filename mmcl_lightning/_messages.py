@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
+import sysconfig
 import traceback
 import warnings
 from pathlib import Path
@@ -29,6 +30,10 @@ _NOISE = (
 #: Kinds of errors that are about what Lightning was given, where Lightning itself raises them.
 _COMPLAINTS = (MisconfigurationException, ValueError, TypeError, RuntimeError, OSError, ImportError)
 _LIGHTNING = str(Path(lightning.__file__).parent)
+
+#: Where code lies that is not somebody's own: this package, installed ones, Python's library.
+_PATHS = sysconfig.get_paths()
+_KNOWN = (str(Path(__file__).parent), *(_PATHS[name] for name in ("purelib", "platlib", "stdlib")), "<frozen")
 
 
 def class_names() -> set[str]:
@@ -74,10 +79,12 @@ def plain_message(error: BaseException) -> str | None:
             # From a worker of a loader the text is the worker's whole traceback, the message last.
             return text.rpartition(f"{type(cause).__name__}: ")[2].strip() if "\nTraceback" in text else text
         cause = cause.__cause__
+    places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    if not all(place.startswith(_KNOWN) for place in places):
+        return None  # somebody's own code is involved, and has to be found
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
-    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-    if isinstance(error, _COMPLAINTS) and raised_in.startswith(_LIGHTNING):  # a check of what it was given
+    if isinstance(error, _COMPLAINTS) and places[-1].startswith(_LIGHTNING):  # a check of what it was given
         return " ".join(str(error).split())
     return None
 

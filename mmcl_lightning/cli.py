@@ -34,7 +34,7 @@ __all__ = ["MMCLCLI", "main"]
 _TOOLS = {"export": export, "report": command.report, "sweep": command.sweep}
 
 #: Options of the optimizer, with others of which a run is not resumed at all.
-_REFUSED = ("lr", "optimizer", "weight_decay")
+_REFUSED = ("lr", "lr_scaling", "lr_schedule", "optimizer", "warmup", "weight_decay")
 
 _DESCRIPTION = "Max-margin contrastive pretraining: train, judge and look at it, from YAML recipes."
 
@@ -210,6 +210,12 @@ def main(args: list[str] | None = None) -> None:
         )
     except SIGTERMException as stop:
         raise SystemExit(stop.code or 143) from None  # Lightning's own has no code, which means success
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):  # for which Lightning exits with 1
+            raise SystemExit(130) from None
+        raise
     except Exception as error:
         message = plain_message(error)
         if message is None:

@@ -134,7 +134,7 @@ class Record:
             record = cls(**content, metrics=metrics)
             record._check()
             return record
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise DataError(f"{path} is no record of a run ({type(error).__name__}: {error})") from error
 
     def _check(self) -> None:
@@ -148,8 +148,21 @@ class Record:
         for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"{name} is {getattr(self, name)!r}")
+        for config in (self.config, self.pretraining["config"] if self.pretraining else {}):
+            for part in ("model", "data"):
+                if not isinstance((config.get(part, {}).get("init_args") or {}), dict):
+                    raise TypeError(f"config.{part}.init_args is no mapping")
+        if self.pretraining is not None and not isinstance(self.pretraining["name"], str):
+            raise TypeError(f"pretraining.name is {self.pretraining['name']!r}")
+        texts = (self.data.get("held_out", ""), *self.protocols.values())
+        if not isinstance(self.data.get("fingerprint") or {}, dict) or not all(
+            isinstance(t, str) for t in texts
+        ):
+            raise TypeError("data or protocols are not what a run writes")
+        float(self.seconds), float(self.images_per_second or 0), float(self.peak_memory or 0)
         for name, metric in self.metrics.items():
             points = metric.curve
+            [float(number) for point in points for number in point]  # OverflowError of an integer too large
             if not points or not all(
                 len(p) == 4 and all(isinstance(x, int | float) for x in p) for p in points
             ):

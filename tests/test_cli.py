@@ -18,6 +18,7 @@ from PIL import Image
 from test_recipes import SMALL
 
 from mmcl_lightning import losses
+from mmcl_lightning.callbacks import OnlineKNN
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import ShapesDataModule
 from mmcl_lightning.kernels import RBF, Tanh
@@ -222,7 +223,9 @@ def test_the_configuration_wins_over_the_checkpoint_and_says_so(
     [
         ("--model.optimizer.lr=0.5", "lr=0.003, which is 0.5"),
         ("--model.optimizer.weight_decay=0", "weight_decay=0.0001, which is 0.0"),
-        ("--model.optimizer=torch.optim.SGD", "class AdamW, which is SGD"),
+        ("--model.optimizer=torch.optim.SGD", "class=AdamW, which is SGD"),
+        ("--model.warmup=0.5", "warmup=0.05, which is 0.5"),
+        ("--model.lr_schedule=constant", "lr_schedule=cosine, which is constant"),
     ],
 )
 def test_a_run_is_not_resumed_with_another_optimizer(
@@ -416,3 +419,29 @@ def test_a_run_as_the_checkpoint(trained: Path, capsys: pytest.CaptureFixture[st
     assert f"--ckpt_path is {trained}" in capsys.readouterr().err
     said = complaint(["validate", *QUICK[1:], "--ckpt_path=."], capsys, 1)
     assert said == "error: --ckpt_path: there is no run with a checkpoint in ."
+
+
+@pytest.mark.parametrize("place", ["setup", "on_sanity_check_start", "on_train_start"])
+def test_ctrl_c_before_the_first_step(place: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OnlineKNN, place, interrupt)
+    with pytest.raises(SystemExit) as end:
+        main([*QUICK, "--trainer.num_sanity_val_steps=1"])
+    assert end.value.code == 130
+    assert not list(folder.rglob("*.ckpt"))
+
+
+def test_an_error_in_somebodys_code_keeps_its_traceback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "theirs.py").write_text(
+        "from lightning.pytorch import Callback\n"
+        "class Opens(Callback):\n"
+        "    def on_train_batch_end(self, *args):\n"
+        "        open('nowhere.txt')\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(FileNotFoundError, match=r"nowhere.txt"):
+        main([*QUICK, "--trainer.callbacks+=theirs.Opens"])

@@ -14,7 +14,7 @@ from mmcl_lightning.ledger import Metric, Record, commit, config_hash, hardware,
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    written = record(label="ours", pretraining={"method": "x"})
+    written = record(label="ours", pretraining={"name": "x", "config": {}})
     written.write(tmp_path / "deep" / "ledger.json")
     assert Record.read(tmp_path / "deep" / "ledger.json") == written
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["ledger.json"]
@@ -69,6 +69,10 @@ def test_where_it_ran() -> None:
     ("part", "value"),
     [
         ("config", []), ("seed", "0"), ("data", None), ("started", 3), ("seconds", "60"), ("protocols", []),
+        ("config", {"data": None}), ("config", {"model": {"init_args": [1]}}), ("pretraining", {}),
+        ("pretraining", {"name": "a", "config": None}), ("data", {"fingerprint": "x"}),
+        ("data", {"held_out": []}), ("protocols", {"knn/top1": None}), ("seconds", 10**400),
+        ("metrics", {"a": {"curve": [[1, 2, 3, 10**400]], "smaller_is_better": False}}),
         ("metrics", {"a": {"curve": [], "smaller_is_better": False}}),
         ("metrics", {"a": {"curve": [[1, 2, 3]], "smaller_is_better": False}}),
         ("metrics", {"a": {"curve": [[1, 2, 3, "x"]], "smaller_is_better": False}}),

@@ -19,7 +19,7 @@ from mmcl_lightning.datamodules.loading import (
     EvenSampler,
     ResumableDataLoader,
     ViewDataset,
-    outlive_signals,
+    leave_process_group,
 )
 from mmcl_lightning.datamodules.sources import ImageSource
 from mmcl_lightning.datamodules.splits import Splits
@@ -295,7 +295,7 @@ class SSLDataModule(LightningDataModule):
         # An own generator: a loader otherwise draws its base seed from the global random state.
         return {
             "num_workers": self.num_workers,
-            "worker_init_fn": outlive_signals,
+            "worker_init_fn": leave_process_group,
             "pin_memory": torch.cuda.is_available(),
             "generator": torch.Generator().manual_seed(self.seed),
         }

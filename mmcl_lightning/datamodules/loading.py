@@ -6,7 +6,8 @@ number of workers, of the ranks, of the global random state, or of an interrupti
 
 from __future__ import annotations
 
-import signal
+import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,8 +25,8 @@ __all__ = [
     "EvenSampler",
     "ResumableDataLoader",
     "ViewDataset",
+    "leave_process_group",
     "mix_seed",
-    "outlive_signals",
 ]
 
 _MASK = 2**64 - 1
@@ -47,14 +48,14 @@ def mix_seed(*values: int) -> int:
     return state >> 32
 
 
-def outlive_signals(worker_id: int) -> None:
+def leave_process_group(worker_id: int) -> None:
     """Let a worker go on after a Ctrl-C or SIGTERM of the whole process group.
 
-    The main process ends its step first, for which it may need a batch, and then ends its workers.
-    A second SIGTERM does end a worker.
+    The main process ends its step first, for which it may need a batch, and then ends its workers itself.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
+    if hasattr(os, "setpgid"):
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
 
 
 class EpochSampler(DistributedSampler[Any]):

@@ -36,13 +36,19 @@ class ResumableModule(LightningModule):
         Raises:
             ConfigError: If they differ: what is recorded as run would not be what runs.
         """
-        self._optimizers = [_described(optimizer) for optimizer in self.trainer.optimizers]
+        self._optimizers = [
+            {**_described(optimizer), **self._schedule()} for optimizer in self.trainer.optimizers
+        ]
         before = self._optimizers_before
         if self.trainer.ckpt_path is not None and before and before != self._optimizers:
             raise ConfigError(
                 f"the checkpoint's optimizer has {_difference(before, self._optimizers)} here. A run goes on "
                 "with the optimizer that it had: give the same options, or start a new run"
             )
+
+    def _schedule(self) -> dict[str, Any]:
+        """Options of the schedule, which goes on as it was too."""
+        return {name: self.hparams[name] for name in ("lr_schedule", "warmup") if name in self.hparams}
 
     def on_train_start(self) -> None:
         """Let an interrupted epoch continue with the next batch, and a finished one with the next epoch."""
@@ -115,8 +121,9 @@ def _described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 def _difference(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
     """First difference, as ``lr=0.1, which is 0.2``."""
     for old, new in zip(before, now, strict=False):
-        if old["class"] != new["class"]:
-            return f"class {old['class']}, which is {new['class']}"
+        for name in sorted((old.keys() | new.keys()) - {"groups"}):
+            if old.get(name) != new.get(name):
+                return f"{name}={old.get(name)}, which is {new.get(name)}"
         for theirs, ours in zip(old["groups"], new["groups"], strict=False):
             for name in sorted(theirs.keys() | ours.keys()):
                 if theirs.get(name) != ours.get(name):

@@ -66,13 +66,15 @@ def read_backbone(path: str) -> BackboneFile:
     """
     content = read_file(path, "weights")
     found = content.get("state_dict", content) if isinstance(content, dict) else None
-    tensors = {k: v for k, v in found.items() if isinstance(v, Tensor)} if isinstance(found, dict) else {}
+    named = found.items() if isinstance(found, dict) else []
+    tensors = {k: v for k, v in named if isinstance(k, str) and isinstance(v, Tensor) and _is_plain(v)}
     if not tensors:
         raise ConfigError(f"{path} holds no weights: neither a state_dict nor named tensors")
-    if all(key.startswith("module.") for key in tensors):
-        tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
+    for wrapper in ("module.", "_orig_mod."):  # of DistributedDataParallel, of torch.compile
+        if all(key.startswith(wrapper) for key in tensors):
+            tensors = {key.removeprefix(wrapper): value for key, value in tensors.items()}
     options = content.get("hyper_parameters") if "state_dict" in content else None
-    return BackboneFile(path, tensors, dict(options or {}))
+    return BackboneFile(path, tensors, dict(options) if isinstance(options, dict) else {})
 
 
 def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
@@ -151,6 +153,8 @@ def backbone_from(
         stem = None if file is None else file.weights.get("conv1.weight")
         plain = isinstance(choice, str) and not choice.startswith("timm:")
         cifar_stem = plain and stem is not None and stem.shape[-1] == 3
+    if not isinstance(choice, str | dict | nn.Module):
+        raise ConfigError(f"backbone must be a name or a module, got {choice!r}")
     network = from_spec(choice, nn.Module, "backbone")
     module = build_backbone(network, cifar_stem=cifar_stem) if isinstance(network, str) else network
     report = "the backbone keeps its random weights" if file is None else load_backbone(module, file)
@@ -172,8 +176,15 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _usable(value: Tensor, own: Tensor) -> bool:
-    """Whether a tensor of a file can be what the backbone has."""
-    return value.is_floating_point() == own.is_floating_point() and bool(value.isfinite().all())
+    """Whether a tensor of a file can be what the backbone has; counters of batches are not read."""
+    if not own.is_floating_point():
+        return True
+    return value.is_floating_point() and bool(value.to(own.dtype).isfinite().all())
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Whether a tensor has its values in memory, one by one."""
+    return value.layout == torch.strided and not value.is_meta
 
 
 def _classifier_keys(backbone: nn.Module) -> set[str]:

@@ -108,8 +108,12 @@ class Study:
             )
             content = {"name": path.stem, **content, "options": content.get("options") or {}}
             study = cls(variants=variants, seeds=tuple(seeds), **content)
-        except TypeError as error:
-            raise ConfigError(f"{path}: {error}") from error
+        except TypeError as error:  # of the constructor: it names an argument that it does not have
+            unknown = str(error).rpartition("argument ")[2]
+            raise ConfigError(
+                f"{path}: a study has no {unknown}: it has name, options, variants (each with options and "
+                "tune), seeds, tuning, tuning_metric and tuning_seed"
+            ) from error
         study.check(path)
         return study
 

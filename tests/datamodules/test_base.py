@@ -303,7 +303,7 @@ def test_equal_data_have_equal_fingerprints() -> None:
 @pytest.mark.parametrize(
     ("train", "evaluation", "said"),
     [
-        (SimCLRTransform(24), None, "training images have 24 pixels, those of the evaluation 16"),
+        (SimCLRTransform(24), None, None),  # this evaluation leaves images as they are
         (
             MultiView(SimCLRTransform(24)),
             CentralCrop(16),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mmcl_lightning.datamodules import ImageFolderDataModule, image_files
 from mmcl_lightning.errors import ConfigError, DataError
@@ -175,3 +179,25 @@ def test_an_image_size_in_vain_is_refused(tmp_path: Path) -> None:
         ImageFolderDataModule(str(tmp_path), image_size=96, eval_transform=transform)
     ImageFolderDataModule(str(tmp_path), image_size=96, eval_transform=CentralCrop(96))
     ImageFolderDataModule(str(tmp_path), eval_transform=CentralCrop(96))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_image_ends_the_program(workers: int, tmp_path: Path) -> None:
+    """Workers that outlive a signal to the group must not outlive the error of one of them."""
+    for index in range(8):
+        path = tmp_path / "photos" / f"class{index % 2}" / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (30 * index, 0, 0)).save(path)
+    path.write_bytes(path.read_bytes()[:60])
+    command = [sys.executable, "-m", "mmcl_lightning", "fit", "--config=folder_mmcl", "--data.root=photos"]
+    command += ["--data.image_size=16", "--data.batch_size=4", f"--data.num_workers={workers}"]
+    command += ["--model.backbone=conv4", "--model.projection_head=cifar", "--data.holdout=0"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    run = subprocess.run(
+        [*command, "--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.devices=1"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert "error: " in run.stderr
+    assert path.name in run.stderr
+    assert "Traceback" not in run.stderr

@@ -108,7 +108,7 @@ def test_weights_may_go_into_a_run_with_another_optimizer(tmp_path: Path) -> Non
     new = trainer(tmp_path, max_epochs=1)
     new.fit(module, shapes())
     assert type(new.optimizers[0]) is other
-    with pytest.raises(ConfigError, match="optimizer has class Adam, which is SGD here"):
+    with pytest.raises(ConfigError, match="optimizer has class=Adam, which is SGD here"):
         trainer(tmp_path, max_epochs=2).fit(module, shapes(), ckpt_path=tmp_path / "last.ckpt")
 
 

@@ -174,7 +174,7 @@ class Transformer(nn.Module):
 
 def test_a_network_with_a_part_called_encoder(tmp_path: Path) -> None:
     network, path = Transformer(), str(tmp_path / "b.pt")
-    for prefix in ("", "backbone.", "encoder.", "module."):
+    for prefix in ("", "backbone.", "encoder.", "module.", "_orig_mod.", "module._orig_mod.backbone."):
         torch.save({prefix + key: value for key, value in network.state_dict().items()}, path)
         other = Transformer()
         assert load_backbone(other, read_backbone(path)).endswith("4 of 4 weights of the backbone loaded")
@@ -201,3 +201,27 @@ def test_an_export_does_not_overwrite_its_source(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is the checkpoint itself"):
         export_backbone(str(path), str(tmp_path / "x" / ".." / "b.pt"))
     assert path.read_bytes() == before
+
+
+def test_what_is_no_weight_is_passed_over(tmp_path: Path) -> None:
+    state = build_backbone("conv4").state_dict()
+    counters = {key: value.float() for key, value in state.items() if key.endswith("num_batches_tracked")}
+    odd = {0: torch.zeros(1), "sparse": torch.eye(2).to_sparse(), "meta": torch.zeros(1, device="meta")}
+    content = {"state_dict": {**state, **counters, **odd}, "hyper_parameters": ["a"]}
+    torch.save(content, tmp_path / "b.pt")
+    assert "24 of 24 weights" in load_backbone(build_backbone("conv4"), read_backbone(str(tmp_path / "b.pt")))
+    torch.save({"state_dict": state, "hyper_parameters": {"backbone": 5}}, tmp_path / "b.pt")
+    with pytest.raises(ConfigError, match="backbone must be a name or a module, got 5"):
+        backbone_from(str(tmp_path / "b.pt"))
+
+
+def test_what_is_too_large_for_the_backbone_is_refused(tmp_path: Path) -> None:
+    state = {
+        key: value.double() if value.is_floating_point() else value
+        for key, value in build_backbone("conv4").state_dict().items()
+    }
+    key = next(iter(state))
+    state[key][0] = 1e300
+    torch.save(state, tmp_path / "b.pt")
+    with pytest.raises(ConfigError, match=rf"{key}: not finite"):
+        load_backbone(build_backbone("conv4"), read_backbone(str(tmp_path / "b.pt")))

@@ -84,8 +84,8 @@ def test_values_of_any_kind_become_one_argument(tmp_path: Path) -> None:
         (TEXT.replace("{data.validation_subset: 10}", "3"), "tuning must be a mapping"),
         (TEXT.replace("tuning: {data.validation_subset: 10}", ""), "chosen on the test images"),
         (TEXT.replace("[1.0, 2.0, 4.0]", "1.0"), "must be a list"),
-        (TEXT.replace("seeds:", "seedz:"), "seedz"),
-        (TEXT.replace("    tune:", "    tunes:"), "tunes"),
+        (TEXT.replace("seeds:", "seedz:"), "a study has no 'seedz': it has name, options, variants"),
+        (TEXT.replace("    tune:", "    tunes:"), "a study has no 'tunes': it has name, options, variants"),
     ],
 )
 def test_a_study_that_cannot_run_says_why(tmp_path: Path, text: str, message: str) -> None:
