@@ -184,6 +184,8 @@ class OnlineKNN(FeatureReadout):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the curve, which has the best value in it, and the latest values."""
         super().load_state_dict(state_dict)
+        written = {f"knn/{name}{self._suffix(p)}" for p in self.protocols for name in ("top1", "top5")}
+        self._values = {name: value for name, value in self._values.items() if name in written}
         self.described = self._measured = state_dict.get("described", "")
         self.curve = [(int(epoch), float(top1)) for epoch, top1 in state_dict["curve"]]
         if self.best is not None:  # a checkpoint of an earlier version has no best value

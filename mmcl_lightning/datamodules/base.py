@@ -94,19 +94,22 @@ class SSLDataModule(LightningDataModule):
         for part, count in subsets.items():
             if count is not None:
                 check_whole(2 if part == "train" else 1, **{f"{part}_subset": count})
+        if seed >= 2**63:
+            raise ConfigError(f"seed must be less than 2**63, got {seed}")
         if task not in ("pretrain", "classify"):
             raise ConfigError(f"task must be 'pretrain' or 'classify', got {task!r}")
         if predict_split not in ("train", "test"):
             raise ConfigError(f"predict_split must be 'train' or 'test', got {predict_split!r}")
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.num_workers = num_workers
+        # Integers of Python: torch's loaders take no others.
+        self.batch_size = int(batch_size)
+        self.eval_batch_size = int(eval_batch_size)
+        self.num_workers = int(num_workers)
         self.task = task
         self.train_subset = train_subset
         self.test_subset = test_subset
         self.validation_subset = validation_subset
         self.predict_split = predict_split
-        self.seed = seed
+        self.seed = int(seed)
         self.train_transform = train_transform
         self.eval_transform = eval_transform
         self._splits: Splits | None = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmcl_lightning._options import check_whole
 from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.rendering import SHAPES, render_shapes
 from mmcl_lightning.datamodules.sources import ArraySource
 from mmcl_lightning.datamodules.splits import Splits
-from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform
 
 __all__ = ["ShapesDataModule"]
@@ -47,11 +47,9 @@ class ShapesDataModule(SSLDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        for name, value, low in (("train_size", train_size, 2), ("test_size", test_size, 1)):
-            if value < low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}")
-        if image_size < 8:
-            raise ConfigError(f"image_size must be at least 8 pixels to show a shape, got {image_size}")
+        check_whole(2, train_size=train_size)
+        check_whole(1, test_size=test_size)
+        check_whole(8, image_size=image_size)  # pixels: fewer do not show a shape
         self.train_size = train_size
         self.test_size = test_size
         self.image_size = image_size

@@ -87,6 +87,17 @@ def test_numbers_of_another_protocol_are_not_the_best(tmp_path: Path) -> None:
     assert [epoch for epoch, _ in other.curve] == [2]
 
 
+def test_values_of_a_protocol_that_is_gone_are_not_kept(tmp_path: Path) -> None:
+    loaders = {"bank_loader": image_loader(20, 1), "query_loader": image_loader(10, 2)}
+    saver = ModelCheckpoint(tmp_path, save_last=True)
+    trainer(tmp_path, OnlineKNN(k=3, protocols=["dino"], **loaders), saver).fit(Plain())
+    run = trainer(tmp_path, OnlineKNN(k=3, every_n_epochs=9, **loaders), max_epochs=2)
+    run.fit(Plain(), ckpt_path=tmp_path / "last.ckpt")
+    assert sorted(name for name in run.callback_metrics if name.startswith("knn/")) == [
+        "knn/best_top1", "knn/top1", "knn/top5"
+    ]  # fmt: skip
+
+
 def test_a_label_that_is_no_class_needs_their_number(tmp_path: Path) -> None:
     labels = torch.arange(20) * 10**8
     knn = OnlineKNN(k=3, bank_loader=image_loader(20, 1, labels), query_loader=image_loader(20, 1, labels))

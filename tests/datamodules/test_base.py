@@ -73,6 +73,9 @@ def trainer(path: Path, **options: Any) -> pl.Trainer:
         ({"train_subset": 1}, "train_subset must be an integer >= 2, got 1"),
         ({"test_subset": 0}, "test_subset must be an integer >= 1, got 0"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
+        ({"seed": 2**70}, "seed must be less than"),
+        ({"image_size": "8"}, "image_size must be an integer >= 8, got '8'"),
+        ({"train_size": 8.0}, "train_size must be an integer >= 2, got 8.0"),
         ({"predict_split": "val"}, "predict_split must be 'train' or 'test', got 'val'"),
     ],
 )
@@ -330,3 +333,12 @@ def test_transforms_that_do_not_go_together_are_said(train: Any, evaluation: Any
         module.setup()
         module.setup()
     assert [said in str(warning.message) for warning in found] == ([True] if said else [])
+
+
+def test_integers_of_numpy(tmp_path: Path) -> None:
+    eight = np.int64(8)
+    module = ShapesDataModule(
+        train_size=eight, test_size=eight, image_size=eight, batch_size=eight, seed=eight
+    )
+    views, targets = next(iter(module.train_dataloader()))
+    assert (views[0].shape, targets.shape) == ((8, 3, 8, 8), (8,))

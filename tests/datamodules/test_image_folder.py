@@ -188,7 +188,7 @@ def test_a_damaged_image_ends_the_program(workers: int, tmp_path: Path) -> None:
         path = tmp_path / "photos" / f"class{index % 2}" / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (16, 16), (30 * index, 0, 0)).save(path)
-    path.write_bytes(path.read_bytes()[:60])
+    path.write_bytes(path.read_bytes()[:30])
     command = [sys.executable, "-m", "mmcl_lightning", "fit", "--config=folder_mmcl", "--data.root=photos"]
     command += ["--data.image_size=16", "--data.batch_size=4", f"--data.num_workers={workers}"]
     command += ["--model.backbone=conv4", "--model.projection_head=cifar", "--data.holdout=0"]

@@ -65,9 +65,9 @@ def test_batches() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_size": 1}, "train_size must be at least 2, got 1"),
-        ({"test_size": 0}, "test_size must be at least 1, got 0"),
-        ({"image_size": 4}, "image_size must be at least 8 pixels"),
+        ({"train_size": 1}, "train_size must be an integer >= 2, got 1"),
+        ({"test_size": 0}, "test_size must be an integer >= 1, got 0"),
+        ({"image_size": 4}, "image_size must be an integer >= 8"),
     ],
 )
 def test_options_are_checked(options: dict, message: str) -> None:
