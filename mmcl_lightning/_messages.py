@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
 import re
+import sys
 import sysconfig
 import traceback
 import warnings
@@ -54,6 +56,16 @@ def _unknown_class(match: re.Match[str]) -> str:
     return f"there is no class {match[1]!r}{hint}"
 
 
+def _unknown_option(match: re.Match[str]) -> str:
+    module, _, name = match[1].rpartition(".")
+    kind = getattr(sys.modules.get(module), name, None)
+    classes = kind.__mro__ if isinstance(kind, type) else ()
+    inits = [vars(cls)["__init__"] for cls in classes if callable(vars(cls).get("__init__"))]
+    options = {option for init in inits[:-1] for option in inspect.signature(init).parameters}
+    near = difflib.get_close_matches(match[2], options - {"self", "kwargs", "args"}, n=1)
+    return match[0] + (f"; did you mean {near[0]!r}?" if near else "")
+
+
 def essence(message: str) -> str:
     """Reduce a nested message of jsonargparse to ``key.of.the.option: what is wrong``."""
     keys, lines = [], []
@@ -67,7 +79,17 @@ def essence(message: str) -> str:
         return message
     where = f"{'.'.join(keys)}: " if keys else ""
     text = " ".join(dict.fromkeys(lines))
-    return where + re.sub(r"Expected a dot import path string: (\S+)", _unknown_class, text)
+    text = re.sub(r"Expected a dot import path string: (\S+)", _unknown_class, text)
+    text = re.sub(r"(\S+): Option '(\w+)' is not accepted", _unknown_option, text)
+    text = re.sub(r"<class '(\w+)'>", r"\1", text)
+    text = re.sub(r"typing\.Literal\[(.+?)\]", lambda match: match[1].replace(", ", " or "), text)
+    text = re.sub(r"(Expected a [^.]+?) Expected a ", r"\1 or ", text).replace("Expected a ", "Expected ")
+    if "are required: fit.data, fit.model" in text or '"subcommand"' in text:
+        text = (
+            text.rstrip(".")
+            + ": see mmcl --help; a recipe has all that is needed, as in mmcl fit --config quickstart"
+        )
+    return where + text
 
 
 def plain_message(error: BaseException) -> str | None:
