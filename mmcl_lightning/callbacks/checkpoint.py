@@ -147,3 +147,5 @@ class ResumableCheckpoint(ModelCheckpoint):
             self._signal = int(trainer.strategy.reduce(number, reduce_op="max")) or None
         if self._signal is not None:
             trainer._signal_connector.received_sigterm = True
+            if threading.current_thread() is threading.main_thread():  # the checkpoint is to be whole
+                signal.signal(signal.SIGINT, signal.SIG_IGN)

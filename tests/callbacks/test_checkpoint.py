@@ -142,6 +142,17 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, capfd: pytest.CaptureFixt
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
 
 
+def test_a_second_ctrl_c_while_the_checkpoint_is_written(tmp_path: Path) -> None:
+    first = Press("on_train_batch_start", 6)
+    second = Press("on_save_checkpoint", 3)  # after two in epoch 1: by number, and last.ckpt
+    saving = {"every_n_epochs": 1}
+    loss, weights, code, record = run(tmp_path, "simclr", first, second, **saving)
+    assert (second.calls, len(loss), code, record["status"]) == (3, 6, 130, "interrupted")
+    last = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 6
+    assert equal(last["state_dict"], weights)
+
+
 def test_a_background_job_goes_on_ignoring_ctrl_c(tmp_path: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     loss, _, code, record = run(tmp_path, "simclr", Press("on_train_batch_start", 6, times=2))
