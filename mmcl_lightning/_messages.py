@@ -35,7 +35,8 @@ _LIGHTNING = str(Path(lightning.__file__).parent)
 
 #: Where code lies that is not somebody's own: this package, installed ones, Python's library.
 _PATHS = sysconfig.get_paths()
-_KNOWN = (str(Path(__file__).parent), *(_PATHS[name] for name in ("purelib", "platlib", "stdlib")), "<frozen")
+_HERE = str(Path(__file__).parent)
+_KNOWN = (_HERE, *(_PATHS[name] for name in ("purelib", "platlib", "stdlib")), "<frozen")
 
 
 def class_names() -> set[str]:
@@ -112,14 +113,24 @@ def plain_message(error: BaseException) -> str | None:
 
 
 def quieten() -> None:
-    """Silence what a run prints without need: advertisements, and a deprecation inside of Lightning."""
+    """Silence what a run prints without need, such as advertisements; show our own warnings as sentences."""
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # main([...]) in a notebook
     warnings.filterwarnings("ignore", message="The dirpath has changed")  # every resume gets a new folder
     warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # a frozen backbone
+    warnings.formatwarning = _format_warning
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     if _no_tip not in logger.filters:
         logger.addFilter(_no_tip)
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Our own warnings as sentences; those of others with their place, as usual."""
+    if filename.startswith(_HERE):
+        return f"warning: {message}\n"
+    return f"{filename}:{lineno}: {message}\n"
 
 
 def _no_tip(record: logging.LogRecord) -> bool:

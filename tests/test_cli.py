@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from jsonargparse import ArgumentParser
 from PIL import Image
 from test_recipes import SMALL
 
-from mmcl_lightning import losses
+from mmcl_lightning import _messages, losses
+from mmcl_lightning._messages import quieten
 from mmcl_lightning.callbacks import OnlineKNN
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import ShapesDataModule
@@ -449,3 +451,11 @@ def test_an_error_in_somebodys_code_keeps_its_traceback(
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(FileNotFoundError, match=r"nowhere.txt"):
         main([*QUICK, "--trainer.callbacks+=theirs.Opens"])
+
+
+def test_our_warnings_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    quieten()
+    ours = str(Path(_messages.__file__).with_name("kernels.py"))
+    assert warnings.formatwarning("z has collapsed", UserWarning, ours, 3) == "warning: z has collapsed\n"
+    assert warnings.formatwarning("no", UserWarning, "theirs.py", 3) == "theirs.py:3: no\n"

@@ -178,7 +178,8 @@ def _fingerprints(records: Sequence[Record]) -> dict[str, str]:
             found.setdefault(split, {})[str(text)] = None
     texts = {split: list(choices) for split, choices in found.items()}
     return {
-        split: first + (f" (and {len(more)} more)" if more else "") for split, (first, *more) in texts.items()
+        split: first + (f" (and {len(more)} other choice{'s' * (len(more) > 1)} of images)" if more else "")
+        for split, (first, *more) in texts.items()
     }
 
 

@@ -143,7 +143,7 @@ def test_what_the_images_were(tmp_path: Path) -> None:
     with_values(0.1, 0.5, data=seen("1f")).write(tmp_path / "a.json")
     with_values(0.1, 0.5, data=seen("2f"), seed=1).write(tmp_path / "b.json")
     text = write_report(tmp_path, tmp_path / "r.md")
-    assert "query 100 images, 1f (and 1 more)" in text
+    assert "query 100 images, 1f (and 1 other choice of images)" in text
     assert "did not see the same images" not in text
     with_values(0.1, 0.5, data=seen("3f"), label="another").write(tmp_path / "c.json")
     assert "did not see the same images" in write_report(tmp_path, tmp_path / "r.md")
