@@ -75,6 +75,8 @@ class ResumableCheckpoint(ModelCheckpoint):
     ) -> None:
         """Save where it is due, and stop where the step is whole and nothing belongs to it any more."""
         self._trained = True
+        if trainer.fit_loop.epoch_loop._is_training_done:
+            return  # the end of the epoch saves: a checkpoint of now would leave out its readouts on a resume
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         fetcher = trainer.fit_loop._data_fetcher
         assert fetcher is not None
@@ -92,6 +94,7 @@ class ResumableCheckpoint(ModelCheckpoint):
         """Save where it is due, and stop unless the run has come to its end anyway."""
         self._behind = True
         super().on_train_epoch_end(trainer, pl_module)
+        super().on_train_batch_end(trainer, pl_module, None, None, trainer.fit_loop.epoch_loop.batch_idx)
         if not is_last_epoch(trainer):
             self._stop_if_asked(trainer)
 

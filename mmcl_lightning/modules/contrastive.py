@@ -142,7 +142,7 @@ class ContrastiveModule(ResumableModule):
             )
         for group in optimizer.param_groups:
             # Plain numbers: a checkpoint cannot hold one of NumPy.
-            group |= {name: to_spec(value) for name, value in group.items() if is_number(value)}
+            group |= {name: _plain(value) for name, value in group.items() if name != "params"}
             group["lr"] = scale_learning_rate(group["lr"], batch_size or 1, self.lr_scaling)
         if math.isinf(steps):
             if self.lr_schedule == "cosine" or self.warmup:
@@ -196,6 +196,13 @@ class ContrastiveModule(ResumableModule):
         self.hparams.clear()
         self.hparams.update(options)
         self._hparams_initial = copy.deepcopy(self._hparams)  # what loggers write; no copies of live modules
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers, also within tuples, as Python's own."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return to_spec(value) if is_number(value) else value
 
 
 def _caller_frame() -> Any:

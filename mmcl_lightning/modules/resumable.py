@@ -40,9 +40,10 @@ class ResumableModule(LightningModule):
             {**_described(optimizer), **self._schedule()} for optimizer in self.trainer.optimizers
         ]
         before = self._optimizers_before
-        if self.trainer.ckpt_path is not None and before and before != self._optimizers:
+        resumes = self.trainer.ckpt_path is not None and before
+        if resumes and (difference := _difference(before or [], self._optimizers)):
             raise ConfigError(
-                f"the checkpoint's optimizer has {_difference(before, self._optimizers)} here. A run goes on "
+                f"the checkpoint's optimizer has {difference} here. A run goes on "
                 "with the optimizer that it had: give the same options, or start a new run"
             )
 
@@ -118,14 +119,14 @@ def _described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {"class": type(optimizer).__name__, "groups": groups}
 
 
-def _difference(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
-    """First difference, as ``lr=0.1, which is 0.2``."""
+def _difference(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str | None:
+    """First difference, as ``lr=0.1, which is 0.2``, of options that both know: older versions knew fewer."""
     for old, new in zip(before, now, strict=False):
-        for name in sorted((old.keys() | new.keys()) - {"groups"}):
-            if old.get(name) != new.get(name):
-                return f"{name}={old.get(name)}, which is {new.get(name)}"
-        for theirs, ours in zip(old["groups"], new["groups"], strict=False):
-            for name in sorted(theirs.keys() | ours.keys()):
-                if theirs.get(name) != ours.get(name):
-                    return f"{name}={theirs.get(name)}, which is {ours.get(name)}"
-    return "another number of parameter groups, which are different"
+        groups = zip(old["groups"], new["groups"], strict=False)
+        for theirs, ours in [(old, new), *groups]:
+            for name in sorted((theirs.keys() & ours.keys()) - {"groups"}):
+                if theirs[name] != ours[name]:
+                    return f"{name}={theirs[name]}, which is {ours[name]}"
+        if len(old["groups"]) != len(new["groups"]):
+            return f"{len(old['groups'])} parameter groups, which are {len(new['groups'])}"
+    return None

@@ -54,7 +54,7 @@ def build(kind: str) -> ContrastiveModule:
 
 def run(folder: Path, kind: str, *callbacks: Callback, ckpt: str | None = None, **options: Any) -> Any:
     recorder, module = Recorder(), build(kind)
-    own = ("every_n_epochs", "every_n_train_steps", "save_on_train_epoch_end")
+    own = ("every_n_epochs", "every_n_train_steps", "save_on_train_epoch_end", "save_top_k")
     saving = {name: options.pop(name) for name in own if name in options} or {"every_n_epochs": 3}
     checkpoint = ResumableCheckpoint(dirpath=folder, **saving)
     options = {"max_epochs": EPOCHS, "limit_val_batches": None} | options
@@ -239,6 +239,16 @@ def test_an_error_in_a_validation_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no disk"):
         judge.validate(build("simclr"), shapes(), ckpt_path=str(tmp_path / "last.ckpt"))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_a_save_by_steps_in_the_last_step_of_an_epoch_keeps_its_readouts(tmp_path: Path) -> None:
+    saving = {"every_n_train_steps": STEPS, "save_top_k": -1}
+    loss, weights, _, whole = run(tmp_path / "whole", "moco", **saving)
+    path = str(tmp_path / "whole" / f"epoch=1-step={2 * STEPS}.ckpt")
+    rest, resumed, _, ended = run(tmp_path / "cut", "moco", ckpt=path, **saving)
+    assert rest == loss[2 * STEPS :]
+    assert equal(resumed, weights)
+    assert numbers(ended) == numbers(whole)
 
 
 def test_options_are_those_of_lightning(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_weights_may_go_into_a_run_with_another_optimizer(tmp_path: Path) -> Non
 
 
 def test_options_of_numpy_can_be_resumed(tmp_path: Path) -> None:
-    optimizer = functools.partial(torch.optim.Adam, lr=np.float64(0.01), weight_decay=np.float32(0))
+    optimizer = functools.partial(torch.optim.Adam, lr=np.float64(0.01), betas=(np.float64(0.9), 0.99))
     trainer(tmp_path, checkpoint(tmp_path), max_epochs=1).fit(simclr(optimizer=optimizer), shapes())
     run = trainer(tmp_path, max_epochs=2)
     run.fit(simclr(optimizer=optimizer), shapes(), ckpt_path=tmp_path / "last.ckpt")
@@ -140,3 +140,13 @@ def test_learning_rates_in_tensors_are_compared(tmp_path: Path) -> None:
     trainer(tmp_path, max_epochs=2).fit(module(0.5), shapes(), ckpt_path=tmp_path / "last.ckpt")
     with pytest.raises(ConfigError, match=r"optimizer has lr=0.5, which is 0.25 here"):
         trainer(tmp_path, max_epochs=2).fit(module(0.25), shapes(), ckpt_path=tmp_path / "last.ckpt")
+
+
+def test_options_that_an_older_torch_did_not_know_are_no_difference(tmp_path: Path) -> None:
+    trainer(tmp_path, checkpoint(tmp_path), max_epochs=1).fit(build("simclr"), shapes())
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    del saved["optimizers"][0]["groups"][0]["fused"]
+    torch.save(saved, tmp_path / "old.ckpt")
+    run = trainer(tmp_path, max_epochs=2)
+    run.fit(build("simclr"), shapes(), ckpt_path=tmp_path / "old.ckpt")
+    assert run.global_step == 2 * STEPS
