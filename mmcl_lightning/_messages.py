@@ -63,7 +63,7 @@ def _unknown_option(match: re.Match[str]) -> str:
     classes = kind.__mro__ if isinstance(kind, type) else ()
     inits = [vars(cls)["__init__"] for cls in classes if callable(vars(cls).get("__init__"))]
     options = {option for init in inits[:-1] for option in inspect.signature(init).parameters}
-    near = difflib.get_close_matches(match[2], options - {"self", "kwargs", "args"}, n=1)
+    near = difflib.get_close_matches(match[2], options - {"self", "kwargs", "args", match[2]}, n=1)
     return match[0] + (f"; did you mean {near[0]!r}?" if near else "")
 
 

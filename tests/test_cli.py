@@ -459,3 +459,8 @@ def test_our_warnings_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = str(Path(_messages.__file__).with_name("kernels.py"))
     assert warnings.formatwarning("z has collapsed", UserWarning, ours, 3) == "warning: z has collapsed\n"
     assert warnings.formatwarning("no", UserWarning, "theirs.py", 3) == "theirs.py:3: no\n"
+
+
+def test_an_option_that_a_class_fixes_itself_is_not_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint([*QUICK, "--model.criterion=NTXentLoss"], capsys, 2)
+    assert said.endswith("Option 'criterion' is not accepted")

@@ -30,7 +30,7 @@ PUBLIC = {
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
     "LinearEvaluation MMCL MoCo SimCLR export_backbone",
     "negatives": "InspectingTrainer",
-    "optim": "LARS WarmupConstant WarmupCosine parameter_groups scale_learning_rate",
+    "optim": "LARS WarmupConstant WarmupCosine WarmupLinear parameter_groups scale_learning_rate",
     "recipes": "RecipeFile find_recipe recipe_folder recipe_names",
     "studies": "Study Sweep Variant write_report",
     "svm": "Exact Factorisation Inverse MaxMarginDual ProjectedGradient Solution Solver Status "

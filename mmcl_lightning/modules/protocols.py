@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LinearLR
 
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.optim import WarmupCosine, scale_learning_rate
+from mmcl_lightning.optim import WarmupCosine, WarmupLinear, scale_learning_rate
 
 __all__ = ["EVALUATION_PROTOCOLS", "EvaluationProtocol"]
 
@@ -80,10 +79,8 @@ class EvaluationProtocol:
         optimizer = self.optimizer(list(weights), **options)
         if self.lr_schedule == "constant":
             return optimizer
-        if self.lr_schedule == "linear":
-            scheduler: Any = LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=int(steps))
-        else:
-            scheduler = WarmupCosine(optimizer, 0, int(steps))
+        schedule = WarmupLinear if self.lr_schedule == "linear" else WarmupCosine
+        scheduler = schedule(optimizer, 0, int(steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

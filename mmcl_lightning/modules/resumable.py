@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -44,7 +45,7 @@ class ResumableModule(LightningModule):
         if resumes and (difference := _difference(before or [], self._optimizers)):
             raise ConfigError(
                 f"the checkpoint's optimizer has {difference} here. A run goes on "
-                "with the optimizer that it had: give the same options, or start a new run"
+                "with the optimizer that it had: give the same options and batch size, or start a new run"
             )
 
     def _schedule(self) -> dict[str, Any]:
@@ -119,13 +120,19 @@ def _described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {"class": type(optimizer).__name__, "groups": groups}
 
 
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):  # one of them may have been in single precision
+        return math.isclose(one, other, rel_tol=1e-6)
+    return bool(one == other)
+
+
 def _difference(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str | None:
     """First difference, as ``lr=0.1, which is 0.2``, of options that both know: older versions knew fewer."""
     for old, new in zip(before, now, strict=False):
         groups = zip(old["groups"], new["groups"], strict=False)
         for theirs, ours in [(old, new), *groups]:
             for name in sorted((theirs.keys() & ours.keys()) - {"groups"}):
-                if theirs[name] != ours[name]:
+                if not _equal(theirs[name], ours[name]):
                     return f"{name}={theirs[name]}, which is {ours[name]}"
         if len(old["groups"]) != len(new["groups"]):
             return f"{len(old['groups'])} parameter groups, which are {len(new['groups'])}"

@@ -2,6 +2,13 @@
 
 from mmcl_lightning.optim.lars import LARS
 from mmcl_lightning.optim.param_groups import parameter_groups
-from mmcl_lightning.optim.schedules import WarmupConstant, WarmupCosine, scale_learning_rate
+from mmcl_lightning.optim.schedules import WarmupConstant, WarmupCosine, WarmupLinear, scale_learning_rate
 
-__all__ = ["LARS", "WarmupConstant", "WarmupCosine", "parameter_groups", "scale_learning_rate"]
+__all__ = [
+    "LARS",
+    "WarmupConstant",
+    "WarmupCosine",
+    "WarmupLinear",
+    "parameter_groups",
+    "scale_learning_rate",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import abstractmethod
 from typing import Any, Literal
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["WarmupConstant", "WarmupCosine", "scale_learning_rate"]
+__all__ = ["WarmupConstant", "WarmupCosine", "WarmupLinear", "scale_learning_rate"]
 
 
 class WarmupConstant(LRScheduler):
@@ -52,7 +53,7 @@ class WarmupConstant(LRScheduler):
                 warnings.warn(
                     f"{type(self).__name__} continues with {name}={saved} of the checkpoint, not {given}: "
                     f"a resumed schedule keeps its length, and after it the learning rate stays at its "
-                    f"last value (0 for a cosine). Plan the whole length of a run from its start.",
+                    f"last value (0 for a cosine or a line). Plan the whole length of a run from its start.",
                     stacklevel=2,
                 )
         super().load_state_dict(state_dict)
@@ -61,24 +62,8 @@ class WarmupConstant(LRScheduler):
         return base_lr * min(1.0, (step + 1) / (self.warmup_steps + 1))
 
 
-class WarmupCosine(WarmupConstant):
-    r"""Linear warm-up over w steps, then half a cosine down to ``final_lr`` at step T.
-
-    Step s uses :math:`lr (s+1)/(w+1)` for s <= w, then with :math:`f` = ``final_lr``
-    :math:`f + (lr - f) (1 + \cos(\pi (s-w)/(T-w)))/2`, and f from T on. So step 0 uses lr/(w+1) and step w
-    exactly lr. Source: the published code of MMCL (there w = T/10, f = 0), written in closed form, so a
-    resumed run has the same rates to the last bit.
-
-    Args:
-        optimizer: Its groups' ``lr`` are the rates at the end of the warm-up.
-        warmup_steps: w, optimiser steps of warm-up, 0 <= w <= T.
-        total_steps: T, optimiser steps of the whole run (after gradient accumulation).
-        final_lr: Rate at the end, >= 0, the same for every group.
-        last_epoch: Last step already done; -1 starts afresh (torch's name, the unit is steps).
-
-    Raises:
-        ConfigError: If a length is not a whole number in its range, or ``final_lr`` is negative.
-    """
+class _WarmupDecay(WarmupConstant):
+    """Linear warm-up, then a way down from the optimiser's rate to ``final_lr`` that a leaf says."""
 
     _horizon = ("warmup_steps", "total_steps")
 
@@ -98,13 +83,51 @@ class WarmupCosine(WarmupConstant):
         self.final_lr = final_lr
         super().__init__(optimizer, warmup_steps, last_epoch)
 
+    @abstractmethod
+    def _left(self, progress: float) -> float:
+        """Share of the way that is left, from 1 at progress 0 to 0 at 1."""
+
     def _rate(self, base_lr: float, step: int) -> float:
         if step >= self.total_steps:
             return self.final_lr
         if step <= self.warmup_steps:
             return super()._rate(base_lr, step)
         progress = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
-        return self.final_lr + (base_lr - self.final_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.final_lr + (base_lr - self.final_lr) * self._left(progress)
+
+
+class WarmupLinear(_WarmupDecay):
+    r"""Linear warm-up over w steps, then linearly down to ``final_lr`` at step T.
+
+    Step s uses :math:`lr (s+1)/(w+1)` for s <= w, then with :math:`f` = ``final_lr``
+    :math:`f + (lr - f) (T-s)/(T-w)`, and f from T on. Arguments and errors: see :class:`WarmupCosine`.
+    """
+
+    def _left(self, progress: float) -> float:
+        return 1.0 - progress
+
+
+class WarmupCosine(_WarmupDecay):
+    r"""Linear warm-up over w steps, then half a cosine down to ``final_lr`` at step T.
+
+    Step s uses :math:`lr (s+1)/(w+1)` for s <= w, then with :math:`f` = ``final_lr``
+    :math:`f + (lr - f) (1 + \cos(\pi (s-w)/(T-w)))/2`, and f from T on. So step 0 uses lr/(w+1) and step w
+    exactly lr. Source: the published code of MMCL (there w = T/10, f = 0), written in closed form, so a
+    resumed run has the same rates to the last bit.
+
+    Args:
+        optimizer: Its groups' ``lr`` are the rates at the end of the warm-up.
+        warmup_steps: w, optimiser steps of warm-up, 0 <= w <= T.
+        total_steps: T, optimiser steps of the whole run (after gradient accumulation).
+        final_lr: Rate at the end, >= 0, the same for every group.
+        last_epoch: Last step already done; -1 starts afresh (torch's name, the unit is steps).
+
+    Raises:
+        ConfigError: If a length is not a whole number in its range, or ``final_lr`` is negative.
+    """
+
+    def _left(self, progress: float) -> float:
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def scale_learning_rate(

@@ -429,3 +429,16 @@ def test_the_last_step_is_validated(steps: int, checked: list[int], weights: str
     options = {"check_val_every_n_epoch": None, "val_check_interval": 5, "max_steps": steps}
     fit(tmp_path, module, epochs=-1, **options)
     assert [step for _, step, _ in module.curve] == checked
+
+
+def test_a_prolonged_line_says_that_it_keeps_its_length(weights: str, tmp_path: Path) -> None:
+    fit(
+        tmp_path,
+        linear(weights, protocol="imagenet", lr=0.1),
+        ModelCheckpoint(tmp_path, save_last=True),
+        epochs=1,
+    )
+    with pytest.warns(
+        UserWarning, match="WarmupLinear continues with total_steps=3 of the checkpoint, not 6"
+    ):
+        fit(tmp_path, linear(weights, protocol="imagenet", lr=0.1), ckpt_path=tmp_path / "last.ckpt")
