@@ -134,7 +134,7 @@ class Record:
             record = cls(**content, metrics=metrics)
             record._check()
             return record
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise DataError(f"{path} is no record of a run ({type(error).__name__}: {error})") from error
 
     def _check(self) -> None:
@@ -159,14 +159,17 @@ class Record:
             isinstance(t, str) for t in texts
         ):
             raise TypeError("data or protocols are not what a run writes")
-        float(self.seconds), float(self.images_per_second or 0), float(self.peak_memory or 0)
+        sizes = (self.seconds, self.images_per_second or 0, self.peak_memory or 0)
+        if not all(map(_is_size, sizes)):
+            raise ValueError(f"seconds, images_per_second or peak_memory is out of range: {sizes}")
         for name, metric in self.metrics.items():
-            points = metric.curve
-            [float(number) for point in points for number in point]  # OverflowError of an integer too large
-            if not points or not all(
-                len(p) == 4 and all(isinstance(x, int | float) for x in p) for p in points
-            ):
+            if not metric.curve or not all(len(p) == 4 and all(map(_is_size, p)) for p in metric.curve):
                 raise ValueError(f"the curve of {name} must be points of 4 numbers")
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a value is a number that a run can have measured: an integer of any length is none."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def read_records(folder: Path) -> Iterator[tuple[Path, Record]]:

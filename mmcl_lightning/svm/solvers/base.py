@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from mmcl_lightning._options import is_number, is_whole
+from mmcl_lightning._options import check_whole, is_number
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.problem import MaxMarginDual
 from mmcl_lightning.svm.solution import Solution, Status
@@ -70,8 +70,6 @@ def status_at(problem: MaxMarginDual, alpha: Tensor, residual: Tensor, tol: floa
 
 def check_iterations(max_steps: int, tol: float, check_every: int = 1) -> None:
     """Raise :class:`ConfigError` unless the options of an iterative solver make sense."""
-    for name, count in (("max_steps", max_steps), ("check_every", check_every)):
-        if not (is_whole(count) and count >= 1):
-            raise ConfigError(f"{name} must be an integer >= 1, got {count!r}")
+    check_whole(1, max_steps=max_steps, check_every=check_every)
     if not (is_number(tol) and 0 <= tol < math.inf):
         raise ConfigError(f"tol must be a finite number >= 0, got {tol!r}")
