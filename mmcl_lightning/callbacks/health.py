@@ -88,6 +88,10 @@ class HealthPanel(FeatureReadout):
         self.view_loader = view_loader
         self.embedding = embedding
         self.embedding_every_n_epochs = embedding_every_n_epochs
+
+    def forget(self) -> None:
+        """Be as new."""
+        super().forget()
         self.protocol_texts: dict[str, str] = {}
 
     def kinds(self, module: LightningModule) -> set[str]:

@@ -102,7 +102,6 @@ class OnlineKNN(FeatureReadout):
         self.bank_device = bank_device
         self.bank_dtype = bank_dtype
         self.chunk_size = chunk_size
-        self.forget()
 
     def forget(self) -> None:
         """Be as new."""

@@ -75,7 +75,6 @@ class OnlineLinearProbe(FeatureReadout):
         self.weight_decay = weight_decay
         self.query_loader = query_loader
         self.num_classes = num_classes
-        self.forget()
         self._classes = 0  # 0: there are no labels, and the probe stays off
         self._hook: Any = None
         self._listening = False

@@ -48,10 +48,8 @@ class FeatureReadout(Callback):
         check_flags(at_start=at_start)
         self.every_n_epochs = every_n_epochs
         self.at_start = at_start
-        self._values: dict[str, float] = {}
-        self._owed = False  # a readout broke off, which the resumed run makes up for
-        self._said: set[str] = set()
         self._shared = _Shared()
+        self.forget()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget another run; a checkpoint, which is read after this, brings back its own."""
@@ -59,8 +57,10 @@ class FeatureReadout(Callback):
             self.forget()
 
     def forget(self) -> None:
-        """Be as new."""
-        self._values, self._owed, self._said = {}, False, set()
+        """Be as new: what a run leaves in a readout is set here, and only here."""
+        self._values: dict[str, float] = {}
+        self._owed = False  # a readout broke off, which the resumed run makes up for
+        self._said: set[str] = set()
 
     @abstractmethod
     def kinds(self, module: LightningModule) -> set[str]:
