@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+import os
 import re
 import sys
 import sysconfig
@@ -35,7 +36,7 @@ _LIGHTNING = str(Path(lightning.__file__).parent)
 
 #: Where code lies that is not somebody's own: this package, installed ones, Python's library.
 _PATHS = sysconfig.get_paths()
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parent) + os.sep
 _KNOWN = (_HERE, *(_PATHS[name] for name in ("purelib", "platlib", "stdlib")), "<frozen")
 
 

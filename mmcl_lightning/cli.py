@@ -126,8 +126,8 @@ class MMCLCLI(LightningCLI):
         for name, value in self.model.hparams.items():
             named = not name.startswith("_") and name in saved
             if named and name not in _REFUSED and saved[name] != value:
-                wins = "the configuration wins"
-                print(f"model.{name} is {value} here and {saved[name]} in {path}: {wins}", file=sys.stderr)
+                differs = f"model.{name} is {value} here and {saved[name]} in {path}"
+                print(f"{differs}: the configuration wins", file=sys.stderr)
 
     def before_fit(self) -> None:
         """Replace Lightning's own checkpoint where a list of callbacks has taken away the recipe's.
@@ -154,8 +154,8 @@ class MMCLCLI(LightningCLI):
             print("".join(f"{line}\n" for line in getattr(part, "summary", list)()), end="")
         saved: Any = self.trainer.checkpoint_callback
         checkpoint = getattr(saved, "last_model_path", "") or getattr(saved, "best_model_path", "")
-        if saved is not None and not saved._last_checkpoint_saved and (resumed := self._ckpt_path()):
-            checkpoint = resumed  # nothing was left to train
+        if not getattr(saved, "_last_checkpoint_saved", checkpoint):  # nothing was left to train
+            checkpoint = self._ckpt_path() or checkpoint
         print(f"Checkpoint:   {_short(checkpoint) if checkpoint else 'none was saved'}")
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger):

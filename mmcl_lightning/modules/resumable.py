@@ -40,9 +40,9 @@ class ResumableModule(LightningModule):
         self._optimizers = [
             {**_described(optimizer), **self._schedule()} for optimizer in self.trainer.optimizers
         ]
-        before = self._optimizers_before
-        resumes = self.trainer.ckpt_path is not None and before
-        if resumes and (difference := _difference(before or [], self._optimizers)):
+        before = None if self.trainer.ckpt_path is None else self._optimizers_before
+        difference = _difference(before, self._optimizers) if before else None
+        if difference is not None:
             raise ConfigError(
                 f"the checkpoint's optimizer has {difference} here. A run goes on "
                 "with the optimizer that it had: give the same options and batch size, or start a new run"

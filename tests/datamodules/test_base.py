@@ -335,7 +335,7 @@ def test_transforms_that_do_not_go_together_are_said(train: Any, evaluation: Any
     assert [said in str(warning.message) for warning in found] == ([True] if said else [])
 
 
-def test_integers_of_numpy(tmp_path: Path) -> None:
+def test_integers_of_numpy() -> None:
     eight = np.int64(8)
     module = ShapesDataModule(
         train_size=eight, test_size=eight, image_size=eight, batch_size=eight, seed=eight
