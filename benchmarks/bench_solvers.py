@@ -134,7 +134,7 @@ def measure(setting: Setting, limits: Limits, device: torch.device) -> list[Row]
         first = watch(rows[name], losses[name], device)  # also the warm-up
         if isinstance(criterion, MMCLLoss):
             judge(rows[name], criterion, optimum)
-            criterion.last_problem = criterion.last_solution = None  # not beside those of the next method
+            criterion.last_duals = ()  # not beside those of the next method
         once = first > limits.once  # too long to call again; counting bytes costs microseconds per call
         rows[name].loss, repeats[name] = ([first], 0) if once else ([], rounds(first, limits))
     for name, times in common.interleave(losses, repeats, device).items():

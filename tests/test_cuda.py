@@ -79,7 +79,7 @@ def test_training_in_mixed_precision(precision: str) -> None:
     assert all(value.isfinite().all() for value in module.state_dict().values())
     assert any(not torch.equal(before[key], value.cpu()) for key, value in module.state_dict().items())
     assert len(knn.curve) == 4
-    problem = module.criterion.last_problem
+    problem = module.criterion.last_duals[0].problem
     assert problem is not None
     assert problem.gram.dtype == torch.float32
 

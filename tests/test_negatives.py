@@ -60,7 +60,7 @@ def test_from_a_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     loss = MMCLLoss(module.criterion.kernel, module.criterion.solver, C=0.5)
     with torch.no_grad():
         loss(*[module.projection_head(module(view)) for view in views])
-    alpha, targets = loss.last_solution.alpha, [dataset[i][1] for i in positions]
+    alpha, targets = loss.last_duals[0].solution.alpha, [dataset[i][1] for i in positions]
     expected = {
         (positions[b], positions[j % 20], j // 20): float(alpha[b, j])
         for b in range(20)

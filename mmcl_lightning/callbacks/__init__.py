@@ -5,6 +5,7 @@ from mmcl_lightning.callbacks.features import collect_features
 from mmcl_lightning.callbacks.health import HealthPanel
 from mmcl_lightning.callbacks.knn import OnlineKNN
 from mmcl_lightning.callbacks.ledger import Ledger
+from mmcl_lightning.callbacks.logistic import LogisticReadout
 from mmcl_lightning.callbacks.probe import OnlineLinearProbe
 from mmcl_lightning.callbacks.support_vectors import SupportVectorGrid
 from mmcl_lightning.callbacks.svm import SVMSolverCallback
@@ -14,6 +15,7 @@ from mmcl_lightning.callbacks.writer import RepresentationWriter
 __all__ = [
     "HealthPanel",
     "Ledger",
+    "LogisticReadout",
     "OnlineKNN",
     "OnlineLinearProbe",
     "RepresentationWriter",

@@ -14,7 +14,8 @@ from mmcl_lightning.callbacks.drawing import BLUE, GREEN, GREY, INK, ORANGE, Til
 from mmcl_lightning.callbacks.held_out import HeldOutImages
 from mmcl_lightning.losses import MMCLLoss
 from mmcl_lightning.losses.max_margin import svm_stats
-from mmcl_lightning.svm import MaxMarginDual, Solution
+from mmcl_lightning.losses.weights import SolvedDual
+from mmcl_lightning.svm import MaxMarginDual
 from mmcl_lightning.svm.negatives import (
     at_bound,
     false_negative_shares,
@@ -33,19 +34,23 @@ class SupportVectors:
     Args:
         images: The images; candidates are their views, one view after the other.
         criterion: The loss that was asked, for its options.
-        problem: One dual per image.
-        solution: Their solution, alpha of shape ``(N, n)`` for N images and n candidates.
+        dual: One dual per image with its solution, alpha of shape ``(N, n)`` for N images and n
+            candidates.
     """
 
     images: HeldOutImages
     criterion: MMCLLoss
-    problem: MaxMarginDual
-    solution: Solution
+    dual: SolvedDual
+
+    @property
+    def problem(self) -> MaxMarginDual:
+        """The duals."""
+        return self.dual.problem
 
     @property
     def alpha(self) -> Tensor:
         """Dual variables, shape ``(N, n)``."""
-        return self.solution.alpha
+        return self.dual.solution.alpha
 
     def place(self, candidate: int) -> tuple[int, int]:
         """Return view and image of a candidate."""
@@ -53,7 +58,7 @@ class SupportVectors:
 
     def stats(self) -> dict[str, float]:
         """Return what :func:`svm_stats` says and, with labels, the shares of false negatives."""
-        stats = {name: float(value) for name, value in svm_stats(self.problem, self.solution).items()}
+        stats = {name: float(value) for name, value in svm_stats([self.dual]).items()}
         return stats | false_negative_shares(
             false_negative_sums(self.problem, self.alpha, self.images.targets.to(self.alpha.device))
         )

@@ -125,9 +125,8 @@ class SupportVectorGrid(Callback):
         asked.negatives = criterion.negatives if len(z) == 2 else "one"  # one view is no two candidates
         with torch.no_grad():
             asked(z[0], z[-1])
-        assert asked.last_problem is not None
-        assert asked.last_solution is not None
-        return SupportVectors(images, asked, asked.last_problem, asked.last_solution)
+        (dual,) = asked.last_duals
+        return SupportVectors(images, asked, dual)
 
     def draw(self, found: SupportVectors, note: str = "") -> Image.Image:
         """Draw what :meth:`look` found.

@@ -14,7 +14,7 @@ from mmcl_lightning.callbacks.readout import has_trained
 from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import MMCLLoss
-from mmcl_lightning.svm import MaxMarginDual, Status
+from mmcl_lightning.svm import MaxMarginDual, Solution, Status
 from mmcl_lightning.svm.negatives import false_negative_shares, false_negative_sums
 
 __all__ = ["SVMSolverCallback", "mmcl_criterion"]
@@ -83,13 +83,9 @@ class SVMSolverCallback(Callback):
 
     def check(self, criterion: MMCLLoss) -> None:
         """Raise :class:`ConfigError` now if the schedule would fail in some later epoch."""
-        before = (criterion.kernel, criterion.solver, criterion.C, criterion.reg, criterion.drop_at_bound)
-        try:
-            for name, changes in self.schedule.items():
-                for value in changes.values():
-                    criterion.set_option(name, value)
-        finally:
-            criterion.kernel, criterion.solver, criterion.C, criterion.reg, criterion.drop_at_bound = before
+        for name, changes in self.schedule.items():
+            for value in changes.values():
+                criterion.check_option(name, value)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the schedule, and put it in force: a run resumed within an epoch skips the next hook."""
@@ -107,48 +103,40 @@ class SVMSolverCallback(Callback):
     ) -> None:
         """Log the statistics of the step, and warn about a solve that went wrong."""
         criterion = self._criterion(pl_module)
-        solution, problem = criterion.last_solution, criterion.last_problem
-        if solution is None or problem is None:
+        duals = criterion.last_duals
+        if not duals:
             return
+        problem = duals[0].problem
         if trainer.global_step == 1 and not self._announced:
             self._announced = True
-            rank_zero_info(f"MMCL: {problem.negatives} negatives per anchor, {problem.B} anchors per process")
+            anchors = sum(dual.problem.B for dual in duals)
+            rank_zero_info(f"MMCL: {problem.negatives} negatives per anchor, {anchors} anchors per process")
         if not problem.convex:
             self._warn_once(
                 "convex",
                 f"the SVMs of {problem.kernel_name} need not be convex: iterative solvers find a stationary "
                 "point, often with all alpha at C; Inverse is no minimum. Raise reg, or use the RBF kernel",
             )
-        if solution.retries:
-            self.retries += solution.retries
-            self._warn_once(
-                "retries",
-                f"a kernel matrix could not be factorised at step {trainer.global_step} and was retried "
-                f"({solution.retries} times, ridge + {solution.extra_ridge:g}); svm/retries counts on",
-            )
-        if solution.status in (Status.MAX_STEPS, Status.ROUNDED):
-            self._warn_once(
-                solution.status.name, f"SVM solver, step {trainer.global_step}: {solution.status.value}"
-            )
+        for dual in duals:
+            self._guard(dual.solution, trainer.global_step)
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if every and trainer.global_step % every == 0:  # the steps that Lightning writes
             stats = criterion.last_stats
             values = _over_processes({name: stats[name].to(problem.gram) for name in self._LOGGED})
             labels = _gathered_labels(criterion, problem, batch)
-            sums = false_negative_sums(problem, solution.alpha, labels)
-            values |= false_negative_shares(gather_with_gradient(sums[None]).sum(0))
+            sums = torch.stack([false_negative_sums(d.problem, d.solution.alpha, labels) for d in duals])
+            values |= false_negative_shares(gather_with_gradient(sums.sum(0)[None]).sum(0))
             pl_module.log_dict({f"svm/{name}": value for name, value in values.items()}, on_step=True)
             pl_module.log("svm/retries", float(self.retries), on_step=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the histogram of the last step's alpha."""
-        solution = self._criterion(pl_module).last_solution
-        if self.log_histogram and solution is not None and trainer.is_global_zero:
+        duals = self._criterion(pl_module).last_duals
+        if self.log_histogram and duals and trainer.is_global_zero:
+            support = torch.cat([dual.solution.alpha[dual.solution.alpha > 0] for dual in duals])
             for logger in trainer.loggers:
-                if isinstance(logger, TensorBoardLogger):
-                    support = solution.alpha[solution.alpha > 0]
-                    if len(support):
-                        logger.experiment.add_histogram("svm/alpha", support, trainer.global_step)
+                if isinstance(logger, TensorBoardLogger) and len(support):
+                    logger.experiment.add_histogram("svm/alpha", support, trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count of retries, which goes on after a resume."""
@@ -157,6 +145,18 @@ class SVMSolverCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the count of retries."""
         self.retries = state_dict["retries"]
+
+    def _guard(self, solution: Solution, step: int) -> None:
+        """Count what had to be repeated, and say what went wrong."""
+        if solution.retries:
+            self.retries += solution.retries
+            self._warn_once(
+                "retries",
+                f"a kernel matrix could not be factorised at step {step} and was retried "
+                f"({solution.retries} times, ridge + {solution.extra_ridge:g}); svm/retries counts on",
+            )
+        if solution.status in (Status.MAX_STEPS, Status.ROUNDED):
+            self._warn_once(solution.status.name, f"SVM solver, step {step}: {solution.status.value}")
 
     def _warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:

@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmcl_lightning._options import check_whole, is_whole
 from mmcl_lightning.datamodules.loading import (
+    BatchedViews,
     EpochSampler,
     EvalDataset,
     EvenSampler,
+    RawViewDataset,
     ResumableDataLoader,
     ViewDataset,
     leave_process_group,
@@ -24,7 +26,7 @@ from mmcl_lightning.datamodules.loading import (
 from mmcl_lightning.datamodules.sources import ImageSource
 from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.transforms import ImageTransform, MultiView
+from mmcl_lightning.transforms import ImageTransform, MultiView, SimCLRTransform
 from mmcl_lightning.transforms.base import disagreement
 
 __all__ = ["SSLDataModule", "Splits"]
@@ -64,6 +66,10 @@ class SSLDataModule(LightningDataModule):
         seed: Order, augmentations and subsets are functions of it.
         train_transform: Augmentation of one view, or a MultiView; None for the data set's own.
         eval_transform: Transform of readout and prediction; None for the data set's own.
+        augment: ``"image"``: each view by itself, as Pillow does it. ``"batch"``: the views of a batch at
+            once, as tensors, with the same draws and the same pictures but for rounding to 8 bits: faster
+            for small images. It needs images of one size and a
+            :class:`~mmcl_lightning.transforms.SimCLRTransform`.
 
     Raises:
         ConfigError: If an option is out of its range.
@@ -82,6 +88,7 @@ class SSLDataModule(LightningDataModule):
         seed: int = 0,
         train_transform: ImageTransform | nn.Module | None = None,
         eval_transform: ImageTransform | nn.Module | None = None,
+        augment: Literal["image", "batch"] = "image",
     ) -> None:
         super().__init__()
         if not is_whole(batch_size) or batch_size < 2:
@@ -100,6 +107,8 @@ class SSLDataModule(LightningDataModule):
             raise ConfigError(f"task must be 'pretrain' or 'classify', got {task!r}")
         if predict_split not in ("train", "test"):
             raise ConfigError(f"predict_split must be 'train' or 'test', got {predict_split!r}")
+        if augment not in ("image", "batch"):
+            raise ConfigError(f"augment must be 'image' or 'batch', got {augment!r}")
         # Integers of Python: torch's loaders take no others.
         self.batch_size = int(batch_size)
         self.eval_batch_size = int(eval_batch_size)
@@ -112,6 +121,7 @@ class SSLDataModule(LightningDataModule):
         self.seed = int(seed)
         self.train_transform = train_transform
         self.eval_transform = eval_transform
+        self.augment = augment
         self._splits: Splits | None = None
 
     @property
@@ -199,7 +209,12 @@ class SSLDataModule(LightningDataModule):
             dataset, self._world_size, self._rank, shuffle=False, seed=self.seed, fixed_epoch=True
         )
         return DataLoader(
-            dataset=dataset, batch_size=batch_size, sampler=sampler, drop_last=True, **self._loader_options()
+            dataset=dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=True,
+            collate_fn=self._collate(dataset),
+            **self._loader_options(),
         )
 
     def test_dataloader(self) -> DataLoader[Any]:
@@ -262,6 +277,7 @@ class SSLDataModule(LightningDataModule):
             sampler=sampler,
             drop_last=self.task == "pretrain" or sampler.num_samples % self.batch_size == 1,
             persistent_workers=self.num_workers > 0,
+            collate_fn=self._collate(dataset),
             **self._loader_options(),
         )
 
@@ -271,7 +287,18 @@ class SSLDataModule(LightningDataModule):
             transform = transform.transform if isinstance(transform, MultiView) else transform
             return ViewDataset(source, transform, self.seed)
         views = transform if isinstance(transform, MultiView) else MultiView(transform)
-        return ViewDataset(source, views, self.seed)
+        if self.augment == "image":
+            return ViewDataset(source, views, self.seed)
+        if not isinstance(views.transform, SimCLRTransform):
+            raise ConfigError(
+                f"augment is 'batch', which works with SimCLRTransform, and train_transform is a "
+                f"{type(views.transform).__name__}: set augment to 'image'"
+            )
+        return RawViewDataset(source, views, self.seed)
+
+    def _collate(self, dataset: ViewDataset) -> BatchedViews | None:
+        """Return what makes a batch of the items; None for torch's own way."""
+        return dataset.collate() if isinstance(dataset, RawViewDataset) else None
 
     def _eval_loader(self, source: ImageSource, share: bool = False) -> DataLoader[Any]:
         _, transform = self._transforms()

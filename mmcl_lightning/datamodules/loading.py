@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -18,11 +19,15 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from mmcl_lightning.datamodules.sources import ImageSource
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.transforms import MultiView, SimCLRTransform
 
 __all__ = [
+    "BatchedViews",
     "EpochSampler",
     "EvalDataset",
     "EvenSampler",
+    "RawViewDataset",
     "ResumableDataLoader",
     "ViewDataset",
     "leave_process_group",
@@ -156,6 +161,71 @@ class ViewDataset(Dataset[Any]):
             return self.transform(image), target
         finally:
             generator.set_state(state)
+
+
+class RawViewDataset(ViewDataset):
+    """Images with what is drawn for their views, for :class:`BatchedViews` to collate.
+
+    Under ``(epoch, position)`` keys: ``((3, H, W) uint8, a list of parameters, target)``. The parameters are
+    those that :class:`ViewDataset` draws for the same key.
+
+    Args:
+        source: The images.
+        transform: The augmentation of one view, and how many.
+        seed: As in :class:`ViewDataset`.
+    """
+
+    def __init__(self, source: ImageSource, transform: MultiView, seed: int) -> None:
+        super().__init__(source, _Draw(transform), seed)
+        self._view: Any = transform.transform
+
+    def collate(self) -> BatchedViews:
+        """Return what makes a batch of the items."""
+        return BatchedViews(self._view)
+
+
+class _Draw:
+    """In place of making views: the pixels and what is drawn for each view."""
+
+    def __init__(self, views: MultiView) -> None:
+        self.views = views
+
+    def __call__(self, image: Image.Image) -> Any:
+        transform: Any = self.views.transform
+        drawn = [transform.draw(*image.size) for _ in range(self.views.views)]
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1), drawn
+
+
+class BatchedViews:
+    """Collate the items of a :class:`RawViewDataset` into ``(list of (B, 3, size, size), targets)``.
+
+    Args:
+        transform: The augmentation of one view: a transform with ``apply_batch``.
+    """
+
+    def __init__(self, transform: SimCLRTransform) -> None:
+        self.transform = transform
+
+    def __call__(self, items: list[Any]) -> tuple[list[Tensor], Tensor]:
+        """Make the views of a batch.
+
+        Raises:
+            ConfigError: If the images are not all of one size.
+        """
+        images = [image for (image, _), _ in items]
+        sizes = {tuple(image.shape[1:]) for image in images}
+        if len(sizes) > 1:
+            (h, w), (other_h, other_w), *_ = sorted(sizes)
+            raise ConfigError(
+                f"augment is 'batch', which needs images of one size, and there are {w} x {h} and "
+                f"{other_w} x {other_h} pixels: set augment to 'image'"
+            )
+        pixels, targets = torch.stack(images), torch.tensor([target for _, target in items])
+        views = [
+            self.transform.apply_batch(pixels, parameters)
+            for parameters in zip(*(drawn for (_, drawn), _ in items), strict=True)
+        ]
+        return views, targets
 
 
 class EvalDataset(Dataset[Any]):

@@ -1,6 +1,9 @@
 """Contrastive losses, each called as ``loss(z0, z1)`` on un-normalised projections ``(B, D)``.
 
-``InfoNCELoss`` alone takes a queue of negatives too: ``loss(query, key, queue)``.
+The softmax losses are one loss, ``WeightedContrastiveLoss``: a form with a rule that weighs the negatives.
+NT-Xent, decoupled, debiased, HCL and, in two of its three forms, MMCL are named settings of it; the rules are
+in :mod:`mmcl_lightning.losses.weights`. ``InfoNCELoss`` alone takes a queue of negatives too:
+``loss(query, key, queue)``.
 """
 
 from mmcl_lightning.losses.base import ContrastiveLoss
@@ -10,6 +13,7 @@ from mmcl_lightning.losses.hinge import HingeLoss
 from mmcl_lightning.losses.max_margin import MMCLLoss
 from mmcl_lightning.losses.ntxent import NTXentLoss
 from mmcl_lightning.losses.queue import InfoNCELoss
+from mmcl_lightning.losses.weighted import WeightedContrastiveLoss
 
 __all__ = [
     "ContrastiveLoss",
@@ -20,4 +24,5 @@ __all__ = [
     "InfoNCELoss",
     "MMCLLoss",
     "NTXentLoss",
+    "WeightedContrastiveLoss",
 ]

@@ -1,11 +1,11 @@
-"""What every two-view contrastive loss has in common: checks, precision, length and gathering."""
+"""What every two-view contrastive loss has in common: checks, precision, length, gathering, anchors."""
 
 from __future__ import annotations
 
 import abc
 import inspect
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,28 +14,11 @@ from torch.nn import functional as F
 from mmcl_lightning._options import check_flags
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
+from mmcl_lightning.losses.contrast import Contrast
 
-__all__ = ["ContrastiveLoss", "Views"]
+__all__ = ["ContrastiveLoss"]
 
 log = logging.getLogger(__name__)
-
-
-class Views:
-    """The projections of a batch, ready for a loss.
-
-    Args:
-        local: Projections of this process, one tensor per view, each ``(B, D)``, with gradient.
-        all: Projections of all processes, one tensor per view, each ``(G, D)``, with gradient.
-        first_row: Row of ``all`` at which the local rows begin.
-    """
-
-    def __init__(self, local: tuple[Tensor, Tensor], all: tuple[Tensor, Tensor], first_row: int):
-        self.local, self.all, self.first_row = local, all, first_row
-
-    @property
-    def anchors(self) -> Tensor:
-        """Rows of the local images among all, shape ``(B,)``."""
-        return torch.arange(len(self.local[0]), device=self.local[0].device) + self.first_row
 
 
 class ContrastiveLoss(nn.Module, abc.ABC):
@@ -43,19 +26,35 @@ class ContrastiveLoss(nn.Module, abc.ABC):
 
     Projections come in un-normalised, in any floating dtype, also under autocast; the loss computes in
     float32 (float64 stays float64). Where a process group is up, anchors are the local images and
-    candidates those of all processes.
+    candidates those of all processes. A loss of one's own implements :meth:`_terms`.
 
     Args:
-        normalize: Scale every projection to unit length first.
+        negatives: ``"both"`` views of every other image, 2 (G - 1) for G images, or only the view of the
+            positive (``"one"``), G - 1.
+        symmetric: Score each view once, 2 B anchors in a process. Otherwise view 1 is scored and view 0 is
+            the positive, B anchors.
+        normalize: Scale every projection to unit length first, so that similarities are cosines.
         gather: Use the images of all processes as candidates. Without a process group it does nothing.
     """
 
-    def __init__(self, *, normalize: bool = True, gather: bool = True):
+    def __init__(
+        self,
+        *,
+        negatives: Literal["both", "one"] = "both",
+        symmetric: bool = True,
+        normalize: bool = True,
+        gather: bool = True,
+    ):
         super().__init__()
-        check_flags(normalize=normalize, gather=gather)
+        check_flags(symmetric=symmetric, normalize=normalize, gather=gather)
+        if negatives not in ("both", "one"):
+            raise ConfigError(f"negatives must be 'both' or 'one', got {negatives!r}")
+        self.negatives = negatives
+        self.symmetric = symmetric
         self.normalize = normalize
         self.gather = gather
         self._announced = False
+        self._stats: list[dict[str, Tensor]] = []  # of the last call, one entry per set of anchors
 
     def forward(self, z0: Tensor, z1: Tensor) -> Tensor:
         """Compute the loss of a batch.
@@ -73,20 +72,50 @@ class ContrastiveLoss(nn.Module, abc.ABC):
         """
         _check_views(z0, z1)
         with torch.autocast(device_type=z0.device.type, enabled=False):
-            views = self._prepare(z0, z1)
+            contrasts = self._contrasts(z0, z1)
             if not self._announced:
                 self._announced = True
-                self._announce(views)
-            loss = self._loss(views)
+                self._announce(len(z0), contrasts[0].images)
+            loss = self._loss(contrasts)
         if not loss.isfinite():
             raise NumericalError(f"the loss is {loss.item()} although all projections are finite: {self}")
         return loss
 
-    @abc.abstractmethod
-    def _loss(self, views: Views) -> Tensor:
-        """Mean loss of the local anchors."""
+    def _loss(self, contrasts: list[Contrast]) -> Tensor:
+        """Mean loss of the local anchors; the sets of anchors are equally large."""
+        self._stats = []
+        return torch.stack([self._terms(contrast).mean() for contrast in contrasts]).mean()
 
-    def _prepare(self, z0: Tensor, z1: Tensor) -> Views:
+    @abc.abstractmethod
+    def _terms(self, contrast: Contrast) -> Tensor:
+        """Loss of every anchor, shape ``(R,)``."""
+
+    def _contrasts(self, z0: Tensor, z1: Tensor) -> list[Contrast]:
+        """Say who is told from whom: one set of anchors for each set of candidates."""
+        local, everyone, first = self._prepare(z0, z1)
+        images = len(everyone[0])
+        rows = torch.arange(len(z0), device=z0.device) + first
+        roles = (0, 1) if self.symmetric else (0,)  # the view that is the positive
+        total = len(roles) * images
+        if self.negatives == "one":
+            return [
+                Contrast(local[1 - role], everyone[role], rows[:, None], images, rows + role * images, total)
+                for role in roles
+            ]
+        pairs = torch.stack([rows, rows + images], dim=1)  # both views of each image among the candidates
+        return [
+            Contrast(
+                anchors=torch.cat([local[1 - role] for role in roles]),
+                candidates=torch.cat(everyone),
+                excluded=torch.cat([pairs if role == 0 else pairs.flip(1) for role in roles]),
+                images=images,
+                rows=torch.cat([rows + role * images for role in roles]),
+                total_rows=total,
+            )
+        ]
+
+    def _prepare(self, z0: Tensor, z1: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...], int]:
+        """Return the views of this process, those of all, and the row of the latter that is its first."""
         dtype = torch.float64 if z0.dtype == torch.float64 else torch.float32
         local = [z.to(dtype) for z in (z0, z1)]
         if self.normalize:
@@ -107,17 +136,34 @@ class ContrastiveLoss(nn.Module, abc.ABC):
                 "view 1. Lower the learning rate, warm up longer, or use bf16-mixed in place of 16-mixed"
             )
         first = where.rank * len(z0) if where is not None and where.world_size > 1 else 0
-        return Views((local[0], local[1]), (everyone[0], everyone[1]), first)
+        return local, everyone, first
 
-    def _announce(self, views: Views) -> None:
+    def _announce(self, anchors: int, images: int) -> None:
         """Say once how many negatives an anchor sees."""
         log.info(
-            "%s: %d anchors per process, %d images in all, %d negatives per anchor",
+            "%s: %d images per process, %d in all, %d negatives per anchor",
             type(self).__name__,
-            len(views.local[0]),
-            len(views.all[0]),
-            self.negatives_per_anchor(len(views.all[0])),
+            anchors,
+            images,
+            self.negatives_per_anchor(images),
         )
+
+    def negatives_per_anchor(self, images: int) -> int:
+        """Number of negatives of an anchor among ``images`` images."""
+        return (2 if self.negatives == "both" else 1) * (images - 1)
+
+    @property
+    def last_stats(self) -> dict[str, Tensor]:
+        """Scalars that describe the last call, by name; empty before the first."""
+        return {
+            name: torch.stack([stats[name] for stats in self._stats]).mean()
+            for name in (self._stats[0] if self._stats else ())
+        }
+
+    def extra_repr(self) -> str:
+        """Options as ``print(module)`` shows them."""
+        names = inspect.signature(type(self)).parameters
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
 
     def options(self) -> dict[str, Any]:
         """Return the arguments that build this loss again, by name, read from the attributes of those names.
@@ -133,15 +179,6 @@ class ContrastiveLoss(nn.Module, abc.ABC):
                 f"its __init__ as self.{missing[0]}"
             )
         return {name: getattr(self, name) for name in names}
-
-    @property
-    @abc.abstractmethod
-    def last_stats(self) -> dict[str, Tensor]:
-        """Scalars that describe the last call, by name; empty before the first."""
-
-    @abc.abstractmethod
-    def negatives_per_anchor(self, images: int) -> int:
-        """Number of negatives of an anchor among ``images`` images."""
 
 
 def _unit_length(z: Tensor) -> Tensor:

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from mmcl_lightning._options import is_number
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.losses.base import Views
-from mmcl_lightning.losses.similarity import SimilarityLoss, check_temperature, split
+from mmcl_lightning.losses.contrast import Contrast
+from mmcl_lightning.losses.weighted import WeightedContrastiveLoss
+from mmcl_lightning.losses.weights import Hard, Uniform
 
 __all__ = ["DebiasedLoss", "HCLLoss"]
 
 
-class DebiasedLoss(SimilarityLoss):
+class DebiasedLoss(WeightedContrastiveLoss):
     r"""Debiased contrastive loss, called DCL by its authors: some negatives are of the anchor's own class.
 
     If that share is :math:`\tau^+`, and the positive stands for its class, the sum over true negatives can be
@@ -49,27 +50,19 @@ class DebiasedLoss(SimilarityLoss):
         normalize: bool = True,
         gather: bool = True,
     ):
-        super().__init__(normalize=normalize, gather=gather)
-        check_temperature(temperature)
+        super().__init__(form="nce", temperature=temperature, normalize=normalize, gather=gather)
         if not (is_number(tau_plus) and 0 <= tau_plus < 1):
             raise ConfigError(f"tau_plus is a share of the negatives in [0, 1), got {tau_plus!r}")
-        self.temperature = temperature
         self.tau_plus = tau_plus
 
-    def _terms(self, similarity: Tensor, partner: Tensor, views: Views) -> Tensor:
-        positive, negatives = split(similarity, partner)
-        n = negatives.shape[1] - 2
-        positive, log_sum = positive / self.temperature, self._log_sum(negatives / self.temperature)
+    def _combine(self, positive: Tensor, log_sum: Tensor, contrast: Contrast) -> Tensor:
+        n = contrast.negatives
         # All in units of the larger of the two, so that nothing overflows and not all vanishes.
         unit = torch.maximum(positive, log_sum).detach()
         pull = (positive - unit).exp()
         estimate = ((log_sum - unit).exp() - n * self.tau_plus * pull) / (1 - self.tau_plus)
         least = (math.log(n) - 1 / self.temperature - unit).exp()
         return (pull + torch.maximum(estimate, least)).log() - (positive - unit)
-
-    def _log_sum(self, logits: Tensor) -> Tensor:
-        """Logarithm of the sum of exp(logits) over negatives, ``(2 B, 2 G)`` to ``(2 B,)``."""
-        return logits.logsumexp(1)
 
 
 class HCLLoss(DebiasedLoss):
@@ -109,9 +102,4 @@ class HCLLoss(DebiasedLoss):
         if not (is_number(beta) and 0 <= beta < math.inf):
             raise ConfigError(f"beta must be >= 0, got {beta!r}: 0 weighs all negatives alike")
         self.beta = beta
-
-    def _log_sum(self, logits: Tensor) -> Tensor:
-        if self.beta == 0:  # 0 * -inf has no value
-            return super()._log_sum(logits)
-        log_mean_weight = (self.beta * logits).logsumexp(1) - math.log(logits.shape[1] - 2)
-        return ((1 + self.beta) * logits).logsumexp(1) - log_mean_weight
+        self.weights = Hard(beta / temperature) if beta > 0 else Uniform()

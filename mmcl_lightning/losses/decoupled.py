@@ -9,13 +9,13 @@ from torch import Tensor
 
 from mmcl_lightning._options import is_number
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.losses.base import Views
-from mmcl_lightning.losses.similarity import SimilarityLoss, check_temperature, split
+from mmcl_lightning.losses.contrast import Contrast
+from mmcl_lightning.losses.weighted import WeightedContrastiveLoss
 
 __all__ = ["DecoupledLoss"]
 
 
-class DecoupledLoss(SimilarityLoss):
+class DecoupledLoss(WeightedContrastiveLoss):
     r"""Decoupled contrastive loss, called DCL by its authors: the sum runs over negatives alone.
 
     In NT-Xent a positive that is near already scales down the gradient of all negatives, the more so the
@@ -52,23 +52,21 @@ class DecoupledLoss(SimilarityLoss):
         normalize: bool = True,
         gather: bool = True,
     ):
-        super().__init__(normalize=normalize, gather=gather)
-        check_temperature(temperature)
+        super().__init__(form="log", temperature=temperature, normalize=normalize, gather=gather)
         if sigma is not None and not (is_number(sigma) and 0 < sigma < math.inf):
             raise ConfigError(f"sigma must be > 0, or None for equal weights, got {sigma!r}")
-        self.temperature = temperature
         self.sigma = sigma
 
-    def _terms(self, similarity: Tensor, partner: Tensor, views: Views) -> Tensor:
-        positive, negatives = split(similarity, partner)
+    def _combine(self, positive: Tensor, log_sum: Tensor, contrast: Contrast) -> Tensor:
         if self.sigma is not None:
-            positive = self._weights(views, self.sigma) * positive
-        return (negatives / self.temperature).logsumexp(1) - positive / self.temperature
+            positive = self._weights_of_positives(contrast, self.sigma) * positive
+        return super()._combine(positive, log_sum, contrast)
 
     @staticmethod
     @torch.no_grad()
-    def _weights(views: Views, sigma: float) -> Tensor:
-        """Weights of the local anchors' positives, shape ``(2 B,)``; over all images their mean is 1."""
-        similarity = (views.all[0] * views.all[1]).sum(1)  # (G,), alike for both views of an image
-        weights = 2 - len(similarity) * (similarity / sigma).softmax(0)
-        return weights[views.anchors].repeat(2)
+    def _weights_of_positives(contrast: Contrast, sigma: float) -> Tensor:
+        """Weights of the anchors' positives, shape ``(R,)``; over all images their mean is 1."""
+        views = contrast.candidates.view(2, contrast.images, -1)
+        similarity = (views[0] * views[1]).sum(1)  # (G,), alike for both views of an image
+        weights = 2 - contrast.images * (similarity / sigma).softmax(0)
+        return weights[contrast.positive % contrast.images]

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from mmcl_lightning._options import is_number
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.losses.base import Views
-from mmcl_lightning.losses.similarity import SimilarityLoss, split
+from mmcl_lightning.losses.base import ContrastiveLoss
+from mmcl_lightning.losses.contrast import Contrast
+from mmcl_lightning.losses.weighted import similarity_stats
 
 __all__ = ["HingeLoss"]
 
 
-class HingeLoss(SimilarityLoss):
+class HingeLoss(ContrastiveLoss):
     r"""Hinge loss: every negative has to be less similar than the positive, by a margin.
 
     With :math:`s` the cosine, :math:`p(i)` the other view of embedding i and t the margin,
@@ -41,7 +42,9 @@ class HingeLoss(SimilarityLoss):
             raise ConfigError(f"margin must be > 0, got {margin!r}: use 0.1 to 1")
         self.margin = margin
 
-    def _terms(self, similarity: Tensor, partner: Tensor, views: Views) -> Tensor:
-        positive, negatives = split(similarity, partner)
+    def _terms(self, contrast: Contrast) -> Tensor:
+        self._stats.append(similarity_stats(contrast, contrast.similarity))
+        positive = contrast.of_positive(contrast.similarity)
+        negatives = contrast.of_negatives(contrast.similarity)
         violation = (self.margin - positive[:, None] + negatives).relu()  # 0 at the two that are -inf
-        return violation.sum(1) / (negatives.shape[1] - 2)
+        return violation.sum(1) / contrast.negatives

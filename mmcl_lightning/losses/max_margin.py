@@ -3,44 +3,61 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mmcl_lightning._options import check_flags
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.kernels import RBF, Kernel
-from mmcl_lightning.losses.base import ContrastiveLoss, Views
-from mmcl_lightning.svm import Inverse, MaxMarginDual, Solution, Solver, max_margin_dual
+from mmcl_lightning.kernels import Kernel
+from mmcl_lightning.losses.contrast import Contrast
+from mmcl_lightning.losses.weighted import WeightedContrastiveLoss, check_temperature
+from mmcl_lightning.losses.weights import SolvedDual, SupportVectors
+from mmcl_lightning.svm import Solver
 from mmcl_lightning.svm.negatives import at_bound, is_support
-from mmcl_lightning.svm.problem import check_box
 
 __all__ = ["MMCLLoss", "svm_stats"]
 
+#: Options of the rule that a schedule may change, beside fields of the kernel and of the solver.
+_SCHEDULED = ("C", "reg", "drop_at_bound")
 
-class MMCLLoss(ContrastiveLoss):
-    r"""Max-margin contrastive loss (MMCL).
 
-    For anchor b, a support vector machine separates its positive :math:`x^+` (one view) from the
-    negatives :math:`y_j` (other images). The other view :math:`z` is then pushed to the right side:
+class MMCLLoss(WeightedContrastiveLoss):
+    r"""Max-margin contrastive loss (MMCL), in the paper's form and in two that sum within a logarithm.
 
-    .. math:: L = \frac1B \sum_b \sum_j \alpha_{bj} \left( k(y_j, z_b) - k(x^+_b, z_b) \right)
+    For every anchor :math:`z`, one view of an image, a support vector machine separates its positive
+    :math:`x^+`, the other view, from the negatives :math:`y_j`, other images. Its dual variables
+    :math:`\alpha_j` say how much each negative counts; see :mod:`mmcl_lightning.svm.problem`.
 
-    with :math:`\alpha_b` from the dual in :mod:`mmcl_lightning.svm.problem`. No gradient flows through
-    alpha. The loss is minus the mean decision value, so it is normally negative and *falls* as the
-    classes move apart; its size depends on alpha, so compare k-NN readouts, not losses, between settings.
+    .. math::
+        \text{paper:}\quad L &= \operatorname{mean}_z \sum_j \alpha_j \left( k(y_j, z) - k(x^+, z) \right) \\
+        \text{log:}\quad L &= \operatorname{mean}_z \Big( -\frac{s(x^+, z)}{T}
+            + \log \sum_j w_j e^{s(y_j, z) / T} \Big), \qquad
+            w_j = \frac{\alpha_j}{\operatorname{mean}_k \alpha_k} \\
+        \text{nce:}\quad L &= \operatorname{mean}_z \Big( -\frac{s(x^+, z)}{T}
+            + \log \big( e^{s(x^+, z) / T} + \sum_j w_j e^{s(y_j, z) / T} \big) \Big)
+
+    with the kernel k in the machines and in the paper's form, and the cosine s in the others. As ``reg``
+    grows, all weights become 1, and with ``symmetric=True`` the form ``log`` becomes
+    :class:`~mmcl_lightning.losses.DecoupledLoss` and ``nce`` :class:`~mmcl_lightning.losses.NTXentLoss`. No
+    gradient flows through alpha.
+
+    In the paper's form the loss is minus the mean decision value: normally negative, and *falling* as the
+    classes move apart. Its size depends on alpha, so compare k-NN readouts, not losses, between settings.
 
     Source: Shah et al., "Max-Margin Contrastive Learning", AAAI 2022, arXiv:2112.11450, equation 8 and
     Algorithm 1. Differs from the paper in one point: mean over anchors instead of sum, as in the
-    published code.
+    published code. The forms ``log`` and ``nce`` are ours; ``docs/results`` compares them.
 
     Args:
-        kernel: Similarity; ``RBF(gamma=1.0)`` by default.
+        kernel: Similarity in the machines; ``RBF(gamma=1.0)`` by default.
         solver: How the duals are solved; ``Inverse()`` by default.
         C: Upper bound of the dual variables, > 0; ``math.inf`` for none. Where Delta has no negative
             entry, no alpha exceeds ``2 / reg``, and a larger C does nothing; see ``docs/choosing.md``.
         reg: Ridge on every dual, >= 0.
+        form: ``"paper"``, ``"log"`` or ``"nce"``.
+        temperature: T > 0 of the forms ``"log"`` and ``"nce"``, 0.2 by default. The paper's form has none.
         negatives: ``"both"`` views of every other image, 2 (B - 1) as in the paper's Algorithm 1, or
             only the view of the positive (``"one"``), B - 1 as in the published code.
         symmetric: Let each view be the positive once and average. The paper and the published code do not.
@@ -50,17 +67,25 @@ class MMCLLoss(ContrastiveLoss):
         gather: Use the images of all processes as candidates.
 
     Attributes:
-        last_problem: The duals of the last call, for looking at them; freed when the next call begins.
-        last_solution: Their solution, with alpha of shape ``(B, n)`` (``(2 B, n)`` if symmetric).
+        weights: The rule that solves the machines, with kernel, solver, C and reg.
+        last_duals: The support vector machines of the last call with their solutions, alpha of shape
+            ``(R, n)``: one entry, or two where ``symmetric`` with one view of negatives. Freed when the next
+            call begins.
 
     Raises:
-        ConfigError: If ``C <= 0``, ``reg < 0`` or an option is unknown.
+        ConfigError: If ``C <= 0``, ``reg < 0``, an option is unknown, or a temperature is given to the
+            paper's form.
 
     Example:
+        >>> from mmcl_lightning.kernels import RBF
         >>> z0, z1 = torch.randn(8, 16), torch.randn(8, 16)
         >>> MMCLLoss(RBF(gamma=1.0), C=100.0)(z0, z1).shape
         torch.Size([])
     """
+
+    weights: SupportVectors
+    temperature: float | None  # type: ignore[assignment]  # the paper's form has none
+    form: Literal["paper", "log", "nce"]  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -69,6 +94,8 @@ class MMCLLoss(ContrastiveLoss):
         C: float = 100.0,
         reg: float = 0.1,
         *,
+        form: Literal["paper", "log", "nce"] = "paper",
+        temperature: float | None = None,
         negatives: Literal["both", "one"] = "both",
         symmetric: bool = False,
         drop_at_bound: bool = False,
@@ -76,27 +103,25 @@ class MMCLLoss(ContrastiveLoss):
         normalize: bool = True,
         gather: bool = True,
     ):
-        super().__init__(normalize=normalize, gather=gather)
-        check_box(C, reg)
-        check_flags(symmetric=symmetric, drop_at_bound=drop_at_bound, assume_unit_diag=assume_unit_diag)
-        if negatives not in ("both", "one"):
-            raise ConfigError(f"negatives must be 'both' or 'one', got {negatives!r}")
-        self.kernel: Kernel = RBF() if kernel is None else kernel
-        self.solver: Solver = Inverse() if solver is None else solver
-        for part, kind in ((self.kernel, Kernel), (self.solver, Solver)):
-            if not isinstance(part, kind):
-                raise ConfigError(
-                    f"expected a {kind.__name__} object, such as {kind.__name__.lower()}="
-                    f"{'RBF(gamma=1.0)' if kind is Kernel else 'Inverse()'}, got {part!r}"
-                )
-        self.C = C
-        self.reg = reg
-        self.negatives = negatives
-        self.symmetric = symmetric
-        self.drop_at_bound = drop_at_bound
-        self.assume_unit_diag = assume_unit_diag
-        self.last_problem: MaxMarginDual | None = None
-        self.last_solution: Solution | None = None
+        if form not in ("paper", "log", "nce"):
+            raise ConfigError(f"form must be 'paper', 'log' or 'nce', got {form!r}")
+        if form == "paper" and temperature is not None:
+            raise ConfigError(
+                f"the paper's form has no temperature, got {temperature!r}: set form to 'log' or 'nce', or "
+                "change the width of the kernel"
+            )
+        super().__init__(
+            SupportVectors(kernel, solver, C, reg, drop_at_bound, assume_unit_diag),  # type: ignore[arg-type]
+            form="log" if form == "paper" else form,
+            temperature=0.2 if temperature is None else temperature,
+            negatives=negatives,
+            symmetric=symmetric,
+            normalize=normalize,
+            gather=gather,
+        )
+        self.form = form
+        if form == "paper":
+            self.temperature = None
 
     @classmethod
     def reference(cls, **changes: Any) -> MMCLLoss:
@@ -104,112 +129,119 @@ class MMCLLoss(ContrastiveLoss):
         options: dict[str, Any] = {"negatives": "one", "assume_unit_diag": True}
         return cls(**(options | changes))
 
+    @property
+    def kernel(self) -> Kernel:
+        """Similarity in the machines."""
+        return self.weights.kernel
+
+    @property
+    def solver(self) -> Solver:
+        """How the duals are solved."""
+        return self.weights.solver
+
+    @property
+    def C(self) -> float:  # noqa: N802 - the paper's letter
+        """Upper bound of the dual variables."""
+        return self.weights.C
+
+    @property
+    def reg(self) -> float:
+        """Ridge on every dual."""
+        return self.weights.reg
+
+    @property
+    def drop_at_bound(self) -> bool:
+        """Whether alpha at C counts as 0."""
+        return self.weights.drop_at_bound
+
+    @property
+    def assume_unit_diag(self) -> bool:
+        """Whether k(x+, x+) is taken as 1."""
+        return self.weights.assume_unit_diag
+
     def set_option(self, path: str, value: Any) -> None:
         """Change an option by name between steps, for schedules.
 
         Args:
-            path: ``"C"``, ``"reg"``, ``"drop_at_bound"``, or a field of a part: ``"kernel.gamma"``,
-                ``"solver.max_steps"``.
+            path: ``"C"``, ``"reg"``, ``"drop_at_bound"``, ``"temperature"``, or a field of a part:
+                ``"kernel.gamma"``, ``"solver.max_steps"``.
             value: The new value; checked as in the constructor.
 
         Raises:
             ConfigError: If there is no such option or the value is out of range.
         """
+        if path == "temperature" and self.form != "paper":
+            check_temperature(value)
+            self.temperature = value
+        else:
+            self.weights = self._changed(path, value)
+
+    def check_option(self, path: str, value: Any) -> None:
+        """Raise :class:`ConfigError` if :meth:`set_option` would, and change nothing."""
+        if path == "temperature" and self.form != "paper":
+            check_temperature(value)
+        else:
+            self._changed(path, value)
+
+    def _changed(self, path: str, value: Any) -> SupportVectors:
+        """Return the rule with another value of an option; its constructor checks the value."""
         part, _, name = path.rpartition(".")
         if part in ("kernel", "solver") and name in _field_names(getattr(self, part)):
             changes = {name: value} | ({"gamma": None} if name == "sigma2" else {})  # sigma2 is an alias
-            setattr(self, part, dataclasses.replace(getattr(self, part), **changes))
-        elif path in ("C", "reg", "drop_at_bound"):
-            check_box(value if path == "C" else self.C, value if path == "reg" else self.reg)
-            check_flags(drop_at_bound=value if path == "drop_at_bound" else self.drop_at_bound)
-            setattr(self, path, value)
-        else:
-            known = ["C", "reg", "drop_at_bound"]
+            value = dataclasses.replace(getattr(self, part), **changes)
+            path = part
+        elif path not in _SCHEDULED:
+            known = [*_SCHEDULED, *(["temperature"] if self.form != "paper" else [])]
             known += [f"kernel.{name}" for name in _field_names(self.kernel)]
             known += [f"solver.{name}" for name in _field_names(self.solver)]
             raise ConfigError(f"{path!r} is no option of this loss; there are {', '.join(known)}")
+        return dataclasses.replace(self.weights, **{path: value})
 
-    def negatives_per_anchor(self, images: int) -> int:
-        """Number of negatives of an anchor among ``images`` images."""
-        return (2 if self.negatives == "both" else 1) * (images - 1)
-
-    def extra_repr(self) -> str:
-        """Options as ``print(module)`` shows them."""
-        return (
-            f"kernel={self.kernel}, solver={self.solver}, C={self.C}, reg={self.reg}, "
-            f"negatives={self.negatives!r}, symmetric={self.symmetric}, drop_at_bound={self.drop_at_bound}"
-        )
-
-    def _loss(self, views: Views) -> Tensor:
-        self.last_problem = self.last_solution = None  # free before the next one is built
-        if self.negatives == "both":
-            candidates = torch.cat(views.all)  # (2 G, D): both views of every image
-            roles = (0, 1) if self.symmetric else (0,)
-            return self._separate(views, candidates, roles)
-        loss = self._separate(views, views.all[0], (0,))
-        if self.symmetric:
-            loss = (loss + self._separate(views, views.all[1], (1,))) / 2
-        return loss
-
-    def _separate(self, views: Views, candidates: Tensor, roles: tuple[int, ...]) -> Tensor:
-        """Solve the duals over ``candidates`` ``(n, D)`` and return the mean loss of the local anchors.
-
-        ``roles`` are the views that stand for x+ in turn; the other view of each is scored.
-        """
-        anchors, images = views.anchors, len(views.all[0])
-        kernel = self.kernel.fit(candidates.detach())
-        problem, solution = self._solve(kernel, candidates.detach(), anchors, images, roles)
-        self.last_problem, self.last_solution = problem, solution
-        alpha = solution.alpha
-        if self.drop_at_bound:
-            alpha = torch.where(at_bound(alpha, self.C), 0.0, alpha)
-        scored = torch.cat([views.local[1 - role] for role in roles])
-        return (problem.signed_weights(alpha) * kernel(scored, candidates)).sum() / len(scored)
-
-    @torch.no_grad()
-    def _solve(
-        self, kernel: Kernel, candidates: Tensor, anchors: Tensor, images: int, roles: tuple[int, ...]
-    ) -> tuple[MaxMarginDual, Solution]:
-        both = len(candidates) > images
-        positive = torch.cat([anchors + role * images * both for role in roles])
-        other = torch.cat([anchors + (1 - role) * images for role in roles])[:, None] if both else None
-        problem = max_margin_dual(
-            kernel(candidates, candidates),
-            positive,
-            other,
-            C=self.C,
-            reg=self.reg,
-            positive_semidefinite=kernel.positive_semidefinite,
-            assume_unit_diag=self.assume_unit_diag,
-            kernel_name=repr(kernel),
-        )
-        rows = torch.cat([anchors + i * images for i in range(len(roles))])
-        return problem, self.solver(problem, rows=rows, total_rows=len(roles) * images)
+    def _terms(self, contrast: Contrast) -> Tensor:
+        if self.form != "paper":
+            return super()._terms(contrast)
+        dual = self.weights.solve(contrast)
+        self.last_duals += (dual,)
+        signed = dual.problem.signed_weights(self.weights.counted(dual))
+        return (signed * dual.kernel(contrast.anchors, contrast.candidates)).sum(1)
 
     @property
     def last_stats(self) -> dict[str, Tensor]:
-        """What the last call found, computed when asked for: see :func:`svm_stats`; empty before."""
-        if self.last_problem is None or self.last_solution is None:
+        """What the last call found, computed when asked for: see :func:`svm_stats`; empty before.
+
+        In the forms ``log`` and ``nce`` also ``positive_similarity`` and ``contrast_top1``.
+        """
+        if not self.last_duals:
             return {}
-        return svm_stats(self.last_problem, self.last_solution)
+        return super().last_stats | svm_stats(self.last_duals)
 
 
 @torch.no_grad()
-def svm_stats(problem: MaxMarginDual, solution: Solution) -> dict[str, Tensor]:
-    r"""Summarise a solution; every value is a scalar.
+def svm_stats(duals: Sequence[SolvedDual]) -> dict[str, Tensor]:
+    r"""Summarise the support vector machines of a batch; every value is a scalar.
 
     Args:
-        problem: The duals.
-        solution: Their solution.
+        duals: One or more sets of equally many problems with their solutions.
 
     Returns:
         ``sv_fraction``: share of negatives with alpha > 0. ``bound_fraction``: share with alpha at C.
         ``free_fraction``: share strictly between. ``zero_fraction``: the rest. ``margin``: mean over anchors
         of :math:`1 / \|w\|` with :math:`\|w\|^2 = \alpha^\top \Delta \alpha`. ``kkt_residual``: largest
         optimality residual. ``duality_gap``: mean bound on the distance from the optimal objective, relative
-        to its size. ``steps``: mean iterations. ``alpha_max``. ``negatives``: per anchor. ``retries``: failed
-        factorisations.
+        to its size. ``steps``: mean iterations. ``alpha_max``: the largest. ``negatives``: per anchor.
+        ``retries``: failed factorisations, of all sets together.
     """
+    each = [_stats(dual) for dual in duals]
+    combined = {}
+    for name in each[0]:
+        values = torch.stack([stats[name] for stats in each])
+        largest = name in ("kkt_residual", "alpha_max")
+        combined[name] = values.amax() if largest else values.sum() if name == "retries" else values.mean()
+    return combined
+
+
+def _stats(dual: SolvedDual) -> dict[str, Tensor]:
+    problem, solution = dual.problem, dual.solution
     alpha, N = solution.alpha, problem.negatives
     gradient = problem.gradient(alpha)
     support, bound = is_support(alpha), at_bound(alpha, problem.C)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import Kernel, Linear
-from mmcl_lightning.losses.base import Views
-from mmcl_lightning.losses.similarity import SimilarityLoss, check_temperature
+from mmcl_lightning.losses.contrast import Contrast
+from mmcl_lightning.losses.weighted import WeightedContrastiveLoss
 
 __all__ = ["NTXentLoss"]
 
 
-class NTXentLoss(SimilarityLoss):
+class NTXentLoss(WeightedContrastiveLoss):
     r"""NT-Xent: tell the other view of an image from all views of all other images.
 
     With :math:`s` the cosine and :math:`p(i)` the other view of embedding i, of N = 2 B embeddings,
@@ -43,15 +42,13 @@ class NTXentLoss(SimilarityLoss):
         normalize: bool = True,
         gather: bool = True,
     ):
-        super().__init__(normalize=normalize, gather=gather)
-        check_temperature(temperature)
-        self.temperature = temperature
+        super().__init__(form="nce", temperature=temperature, normalize=normalize, gather=gather)
         self.kernel: Kernel = Linear() if kernel is None else kernel
         if not isinstance(self.kernel, Kernel):
             raise ConfigError(f"expected a Kernel object, such as kernel=Tanh(gamma=1.0), got {kernel!r}")
 
-    def _similarity(self, anchors: Tensor, candidates: Tensor) -> Tensor:
-        return self.kernel.fit(candidates.detach())(anchors, candidates)
-
-    def _terms(self, similarity: Tensor, partner: Tensor, views: Views) -> Tensor:
-        return F.cross_entropy(similarity / self.temperature, partner, reduction="none")
+    def _similarity(self, contrast: Contrast) -> Tensor:
+        if isinstance(self.kernel, Linear):
+            return contrast.similarity
+        candidates = contrast.candidates
+        return self.kernel.fit(candidates.detach())(contrast.anchors, candidates)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from mmcl_lightning.errors import NumericalError, ShapeError
 from mmcl_lightning.losses.base import _unit_length
-from mmcl_lightning.losses.similarity import check_temperature
+from mmcl_lightning.losses.weighted import check_temperature
 
 __all__ = ["InfoNCELoss", "check_finite", "unit_rows"]
 

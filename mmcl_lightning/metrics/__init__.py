@@ -10,6 +10,7 @@ from mmcl_lightning.metrics.knn import (
     knn_predict,
     knn_scores,
 )
+from mmcl_lightning.metrics.logistic import LogisticModel, fit_logistic
 from mmcl_lightning.metrics.sharded import FeatureShard, gather_in_order, sharded_knn_accuracy
 
 __all__ = [
@@ -17,9 +18,11 @@ __all__ = [
     "EffectiveRank",
     "FeatureShard",
     "KNNProtocol",
+    "LogisticModel",
     "alignment",
     "effective_k",
     "feature_std",
+    "fit_logistic",
     "gather_in_order",
     "knn_accuracy",
     "knn_predict",

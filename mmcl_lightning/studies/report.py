@@ -26,8 +26,14 @@ from mmcl_lightning.studies.paper import paper_value
 
 __all__ = ["write_report"]
 
-_METRICS = ("knn/top1", "probe/top1", "linear/top1", "finetune/top1")
-_TITLES = {"knn": "k-NN", "probe": "online probe", "linear": "linear", "finetune": "fine-tuned"}
+_METRICS = ("knn/top1", "probe/top1", "logistic/top1", "linear/top1", "finetune/top1")
+_TITLES = {
+    "knn": "k-NN",
+    "probe": "online probe",
+    "logistic": "logistic regression",
+    "linear": "linear",
+    "finetune": "fine-tuned",
+}
 
 
 def write_report(

@@ -25,15 +25,18 @@ class Variant:
     Args:
         name: What tables and plots call it.
         options: Options of the command line, by name without dashes; a list under ``config`` gives several.
-        tune: Values to try on the validation part, by option; the product of all is tried.
+        tune: Values to try on the validation part: lists by option, the product of which is tried, or a list
+            of tries, each with a value for every option.
     """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
-    tune: dict[str, list[Any]] = field(default_factory=dict)
+    tune: dict[str, list[Any]] | list[dict[str, Any]] = field(default_factory=dict)
 
     def tries(self) -> list[dict[str, Any]]:
         """Every combination of the values to try; one empty one where nothing is tuned."""
+        if isinstance(self.tune, list):
+            return self.tune
         return [
             dict(zip(self.tune, values, strict=True)) for values in itertools.product(*self.tune.values())
         ]
@@ -68,7 +71,7 @@ class Study:
         variants: The methods, in the order of the table.
         seeds: Seeds of the reported runs.
         tuning: Options that the tuning runs have beside the others, typically ``data.validation_subset``.
-        tuning_metric: Logged metric whose last value decides; the largest wins.
+        tuning_metric: Logged metric whose last value decides, or several whose mean does; the largest wins.
         tuning_seed: Seed of the tuning runs.
     """
 
@@ -77,8 +80,13 @@ class Study:
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...] = (0,)
     tuning: dict[str, Any] = field(default_factory=dict)
-    tuning_metric: str = "knn/top1"
+    tuning_metric: str | list[str] = "knn/top1"
     tuning_seed: int = 0
+
+    @property
+    def tuning_metrics(self) -> list[str]:
+        """The metrics whose mean decides."""
+        return [self.tuning_metric] if isinstance(self.tuning_metric, str) else self.tuning_metric
 
     @classmethod
     def load(cls, path: Path) -> Study:
@@ -126,16 +134,27 @@ class Study:
                 f"{path}: variants with 'tune' need 'tuning', the options of the tuning runs: without such a "
                 "part, e.g. data.validation_subset: 1000, values would be chosen on the test images"
             )
-        parts = [(f"{variant.name}: {name}", getattr(variant, name))
-                 for variant in self.variants for name in ("options", "tune")]  # fmt: skip
+        parts = [(f"{variant.name}: options", variant.options) for variant in self.variants]
+        parts += [
+            (f"{variant.name}: tune", tries)
+            for variant in self.variants
+            for tries in (variant.tune if isinstance(variant.tune, list) else [variant.tune])
+        ]
         for where, part in [("options", self.options), ("tuning", self.tuning), *parts]:
             if not isinstance(part, dict) or not all(isinstance(option, str) for option in part):
                 raise ConfigError(f"{path}: {where} must be a mapping from names of options, got {part!r}")
-        if not isinstance(self.tuning_metric, str) or not is_whole(self.tuning_seed):
-            raise ConfigError(f"{path}: tuning_metric must be a name and tuning_seed an integer")
+        names = self.tuning_metrics
+        named = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+        if not named or not is_whole(self.tuning_seed):
+            raise ConfigError(
+                f"{path}: tuning_metric must be a name or a list of names, and tuning_seed an integer; got "
+                f"{self.tuning_metric!r} and {self.tuning_seed!r}"
+            )
         self._check_names(path)
         for variant in self.variants:
-            for option, values in variant.tune.items():
+            if isinstance(variant.tune, list) and len({tuple(sorted(choice)) for choice in variant.tune}) > 1:
+                raise ConfigError(f"{path}: {variant.name}: every try must give a value to the same options")
+            for option, values in variant.tune.items() if isinstance(variant.tune, dict) else ():
                 if not isinstance(values, list) or not values:
                     raise ConfigError(f"{path}: {variant.name}: tune.{option} must be a list of values")
             tries = [run.name for run in self.tuning_runs(variant)]

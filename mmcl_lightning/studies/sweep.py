@@ -59,8 +59,8 @@ class Sweep:
     def run(self) -> bool:
         """Run what is not finished; return whether all is finished now.
 
-        A variant's reported runs start once its tuning runs are done. Several variants go on beside each
-        other, so no core waits. Ctrl-C interrupts the runs, which write a checkpoint, and starts no other.
+        The reported runs start once all tuning runs are done, seed by seed, so that what a stopped study
+        leaves can be compared. Ctrl-C interrupts the runs, which write a checkpoint, and starts no other.
 
         Raises:
             ConfigError: If another sweep, or a run that one left behind, is at work in the folder.
@@ -74,13 +74,13 @@ class Sweep:
         print(f"{self.study.name}: {self._left} runs, {self.parallel} at a time", flush=True)
         with ThreadPoolExecutor(self.parallel) as pool, self._interruptible(pool):
             tuning = {v.name: [pool.submit(self._do, r) for r in self.study.tuning_runs(v)] for v in variants}
-            reported = []
+            chosen = []
             for variant in variants:
                 if all([job.result() for job in tuning[variant.name]]):  # wait for all of them
-                    for run in self.study.runs(variant, self.choose(variant)):
-                        reported.append(pool.submit(self._do, run))
+                    chosen.append(self.study.runs(variant, self.choose(variant)))
                 else:
                     self.failures.append(f"{variant.name}: not run, since its tuning failed")
+            reported = [pool.submit(self._do, run) for runs in zip(*chosen, strict=True) for run in runs]
             finished = all([job.result() for job in reported])
         for failure in self.failures:
             print(failure, file=sys.stderr)
@@ -100,7 +100,7 @@ class Sweep:
             raise
 
     def choose(self, variant: Variant) -> dict[str, Any]:
-        """Return the tried values with the largest last value of the tuning metric.
+        """Return the tried values with the largest last value of the tuning metric, or mean of several.
 
         Raises:
             DataError: If a tuning run has no such metric.
@@ -111,12 +111,14 @@ class Sweep:
         scores = []
         for run in runs:
             record = Record.read(self._ledger(run))
-            if self.study.tuning_metric not in record.metrics:
-                raise DataError(
-                    f"{run.name} logged no {self.study.tuning_metric}, which the tuning is to choose by; "
-                    f"it has {', '.join(sorted(record.metrics))}"
-                )
-            score = record.metrics[self.study.tuning_metric].last
+            for name in self.study.tuning_metrics:
+                if name not in record.metrics:
+                    raise DataError(
+                        f"{run.name} logged no {name}, which the tuning is to choose by; "
+                        f"it has {', '.join(sorted(record.metrics))}"
+                    )
+            values = [record.metrics[name].last for name in self.study.tuning_metrics]
+            score = math.fsum(values) / len(values)
             scores.append(-math.inf if math.isnan(score) else score)
         return runs[scores.index(max(scores))].choice
 
@@ -217,8 +219,11 @@ class Sweep:
         return self.folder / "ledger" / f"{run.name.replace('/', ', ')}.json"
 
     def _score(self, run: Run) -> str:
-        metric = Record.read(self._ledger(run)).metrics.get(self.study.tuning_metric)
-        return "no " + self.study.tuning_metric if metric is None else f"{metric.last:.3f}"
+        metrics = Record.read(self._ledger(run)).metrics
+        return ", ".join(
+            f"{metrics[name].last:.3f}" if name in metrics else f"no {name}"
+            for name in self.study.tuning_metrics
+        )
 
 
 @contextlib.contextmanager

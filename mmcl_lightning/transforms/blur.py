@@ -67,9 +67,13 @@ class SquareGaussianBlur:
         Returns:
             A new tensor of the same shape.
         """
-        taps = torch.tensor(gaussian_taps(sigma, self.radius))
-        matrix = (taps @ self._basis).view(self.size, self.size)
+        matrix = self.matrix(sigma)
         return matrix @ images @ matrix.T
+
+    def matrix(self, sigma: float) -> Tensor:
+        """Return T for a standard deviation in pixels, > 0: shape ``(size, size)``."""
+        taps = torch.tensor(gaussian_taps(sigma, self.radius))
+        return (taps @ self._basis).view(self.size, self.size)
 
 
 def _neighbour_sums(size: int, radius: int, padding: BlurPadding) -> Tensor:

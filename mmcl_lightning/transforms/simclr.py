@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -13,15 +15,38 @@ from torchvision.transforms.v2 import functional as tvf
 
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms.base import ImageTransform, check_statistics, image_to_tensor
+from mmcl_lightning.transforms.batched import adjust_colors, blend_with_gray, resample, resampling_weights
 from mmcl_lightning.transforms.blur import BlurPadding, SquareGaussianBlur
 
-__all__ = ["CIFAR_MEAN", "CIFAR_STD", "SimCLRTransform"]
+__all__ = ["CIFAR_MEAN", "CIFAR_STD", "SimCLRParameters", "SimCLRTransform"]
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2023, 0.1994, 0.2010)
 
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _CROP_ATTEMPTS = 10  # as torchvision's RandomResizedCrop
+
+
+@dataclass(frozen=True)
+class SimCLRParameters:
+    """What is drawn for one view.
+
+    Args:
+        box: Left, top, right and bottom of the crop in pixels of the image.
+        hflip: Whether to mirror left and right.
+        vflip: Whether to mirror top and bottom.
+        jitter: Adjustments in their order: 0 brightness, 1 contrast, 2 saturation, each with a factor; 3 hue
+            with a shift in turns.
+        gray: Whether to make it gray.
+        sigma: Standard deviation of the blur in pixels, 0 for none.
+    """
+
+    box: tuple[int, int, int, int]
+    hflip: bool
+    vflip: bool
+    jitter: tuple[tuple[int, float], ...]
+    gray: bool
+    sigma: float
 
 
 class SimCLRTransform(ImageTransform):
@@ -135,23 +160,69 @@ class SimCLRTransform(ImageTransform):
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Draw one view, a float32 tensor of shape ``(3, size, size)``."""
+        return self.apply(image, self.draw(*image.size))
+
+    def draw(self, width: int, height: int) -> SimCLRParameters:
+        """Draw the parameters of one view of an image of this size, from torch's generator."""
         draws = torch.rand(6).tolist()
-        image = self._crop(image)
-        if draws[0] < self.hflip_prob:
+        box = self.crop_box(width, height)
+        jitter = self._draw_jitter() if draws[2] < self.cj_prob else ()
+        low, high = self.blur_sigma
+        return SimCLRParameters(
+            box=box,
+            hflip=draws[0] < self.hflip_prob,
+            vflip=draws[1] < self.vflip_prob,
+            jitter=jitter,
+            gray=draws[3] < self.gray_prob,
+            sigma=low + draws[5] * (high - low) if draws[4] < self.blur_prob else 0.0,
+        )
+
+    def apply(self, image: Image.Image, parameters: SimCLRParameters) -> Tensor:
+        """Make the view of one image that the parameters describe, shape ``(3, size, size)``."""
+        image = image.crop(parameters.box).resize((self.size, self.size), _RESAMPLING[self.interpolation])
+        if parameters.hflip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        if draws[1] < self.vflip_prob:
+        if parameters.vflip:
             image = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
-        if draws[2] < self.cj_prob:
-            image = self._color(image)
-        if draws[3] < self.gray_prob:
+        for which, value in parameters.jitter:
+            image = _ADJUST[which](image, value)
+        if parameters.gray:
             image = image.convert("L").convert("RGB")
         view = image_to_tensor(image)
-        if self._blur is not None and draws[4] < self.blur_prob:
-            low, high = self.blur_sigma
-            view = self._blur(view, low + draws[5] * (high - low)).clamp_(0.0, 1.0)
-        if self._statistics is not None:
-            view.sub_(self._statistics[0]).div_(self._statistics[1])
-        return view
+        if self._blur is not None and parameters.sigma > 0:
+            view = self._blur(view, parameters.sigma).clamp_(0.0, 1.0)
+        return self._normalise(view)
+
+    def apply_batch(self, images: Tensor, parameters: Sequence[SimCLRParameters]) -> Tensor:
+        """Make the views of many images at once, as :meth:`apply` does but for rounding to 8 bits.
+
+        Args:
+            images: uint8, shape ``(B, 3, H, W)``.
+            parameters: One per image.
+
+        Returns:
+            float32, shape ``(B, 3, size, size)``.
+        """
+        height, width = images.shape[2:]
+        left, top, right, bottom = torch.tensor([p.box for p in parameters]).T
+        hflip = torch.tensor([p.hflip for p in parameters])
+        vflip = torch.tensor([p.vflip for p in parameters])
+        rows = resampling_weights(top, bottom, vflip, height, self.size, self.interpolation)
+        columns = resampling_weights(left, right, hflip, width, self.size, self.interpolation)
+        views = resample(images.float().div_(255), rows, columns).clamp_(0, 1)
+        adjust_colors(views, [p.jitter for p in parameters])
+        gray = [i for i, p in enumerate(parameters) if p.gray]
+        views[gray] = blend_with_gray(views[gray], 0.0)
+        blurred = [i for i, p in enumerate(parameters) if p.sigma > 0]
+        if self._blur is not None and blurred:
+            matrices = torch.stack([self._blur.matrix(parameters[i].sigma) for i in blurred])
+            views[blurred] = resample(views[blurred], matrices, matrices).clamp_(0, 1)
+        return self._normalise(views)
+
+    def _normalise(self, views: Tensor) -> Tensor:
+        if self._statistics is None:
+            return views
+        return views.sub_(self._statistics[0]).div_(self._statistics[1])
 
     def crop_box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Draw a crop as torchvision's RandomResizedCrop does.
@@ -178,21 +249,18 @@ class SimCLRTransform(ImageTransform):
         left, top = (width - crop_w) // 2, (height - crop_h) // 2
         return left, top, left + crop_w, top + crop_h
 
-    def _crop(self, image: Image.Image) -> Image.Image:
-        box = self.crop_box(*image.size)
-        return image.crop(box).resize((self.size, self.size), _RESAMPLING[self.interpolation])
-
-    def _color(self, image: Image.Image) -> Image.Image:
+    def _draw_jitter(self) -> tuple[tuple[int, float], ...]:
         draws = torch.rand(8).tolist()
         order = sorted(range(4), key=draws[4:].__getitem__)  # sorting four uniforms is a fair shuffle
+        steps = []
         for which in order:
             strength = self.jitter[which]
             if strength == 0:
                 continue
             low = -strength if which == 3 else max(0.0, 1.0 - strength)
             high = strength if which == 3 else 1.0 + strength
-            image = _ADJUST[which](image, low + draws[which] * (high - low))
-        return image
+            steps.append((which, low + draws[which] * (high - low)))
+        return tuple(steps)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(size={self.size}, jitter={self.jitter}, crop_scale={self.crop_scale})"

@@ -48,7 +48,7 @@ class Stats(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         criterion = pl_module.criterion
-        stats = svm_stats(criterion.last_problem, criterion.last_solution)
+        stats = svm_stats(criterion.last_duals)
         self.steps.append({name: float(value) for name, value in stats.items()})
 
 
@@ -199,7 +199,8 @@ class Shares(Callback):
         self.steps: list[dict[str, float]] = []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        problem, alpha = pl_module.criterion.last_problem, pl_module.criterion.last_solution.alpha
+        (dual,) = pl_module.criterion.last_duals
+        problem, alpha = dual.problem, dual.solution.alpha
         labels, C = batch[1].tolist(), pl_module.criterion.C
         groups: dict[str, list[tuple[float, bool]]] = {name: [] for name in SHARES}
         for b in range(problem.B):

@@ -52,8 +52,7 @@ def test_loss_is_single_precision_under_bf16_mixed(solver: Solver | None, tmp_pa
     assert torch.stack(seen.losses).isfinite().all()
     assert all(p.isfinite().all() for p in module.parameters())
     if isinstance(module.criterion, MMCLLoss):
-        assert module.criterion.last_problem is not None
-        assert module.criterion.last_problem.gram.dtype == torch.float32
+        assert module.criterion.last_duals[0].problem.gram.dtype == torch.float32
 
 
 def test_failed_factorisations_are_repeated_counted_and_said(tmp_path: Path) -> None:

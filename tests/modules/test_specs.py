@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import RBF, Tanh
 from mmcl_lightning.losses import ContrastiveLoss, HCLLoss, HingeLoss, MMCLLoss, NTXentLoss
-from mmcl_lightning.losses.similarity import SimilarityLoss
+from mmcl_lightning.losses.contrast import Contrast
 from mmcl_lightning.modules.specs import from_spec, to_spec
 from mmcl_lightning.svm import Exact, ProjectedGradient
 
@@ -35,15 +35,15 @@ def plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-class OneSided(SimilarityLoss):
+class OneSided(ContrastiveLoss):
     """A loss of the user that keeps its argument."""
 
     def __init__(self, weight: float):
         super().__init__()
         self.weight = weight
 
-    def _terms(self, similarity: Tensor, partner: Tensor, views: Any) -> Tensor:
-        return -self.weight * similarity.gather(1, partner[:, None])
+    def _terms(self, contrast: Contrast) -> Tensor:
+        return -self.weight * contrast.of_positive(contrast.similarity)
 
 
 class Forgetful(OneSided):

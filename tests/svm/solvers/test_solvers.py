@@ -385,5 +385,4 @@ def test_what_rounding_hides_is_no_convergence(dtype: torch.dtype) -> None:
     value = loss(z, z.clone()).item()
     right = math.isclose(value, -4 / 3, rel_tol=1e-3)
     assert right == (dtype == torch.float64)
-    assert loss.last_solution is not None
-    assert loss.last_solution.status == (Status.CONVERGED if right else Status.ROUNDED)
+    assert loss.last_duals[0].solution.status == (Status.CONVERGED if right else Status.ROUNDED)
