@@ -1,7 +1,7 @@
 """What the tests of the maths core share: solvers, kernels, the problem zoo, twins and oracles.
 
-A new solver, kernel or loss that is added to ``SOLVERS``, ``KERNELS`` or ``BASELINES`` meets every test of
-its kind.
+A new solver, kernel, rule or loss that is added to ``SOLVERS``, ``KERNELS``, ``RULES`` or ``BASELINES`` meets
+every test of its kind.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from mmcl_lightning.losses import (
     DecoupledLoss,
     HCLLoss,
     HingeLoss,
+    MMCLLoss,
     NTXentLoss,
+    WeightedContrastiveLoss,
 )
+from mmcl_lightning.losses.weights import Hard, Near, NegativeWeights, Shuffled, SupportVectors, Uniform
 from mmcl_lightning.svm import (
     Exact,
     Inverse,
@@ -74,6 +77,30 @@ BASELINES: tuple[ContrastiveLoss, ...] = (
     DecoupledLoss(0.2, sigma=0.5),
     HingeLoss(),
     HingeLoss(0.1),
+)
+
+
+#: Every rule that weighs negatives, in more than one setting where it has any.
+RULES: tuple[NegativeWeights, ...] = (
+    Uniform(),
+    Near(),
+    Near(beta=0.0),
+    Hard(),
+    SupportVectors(),
+    SupportVectors(RBF(gamma=5.0), Exact(tol=1e-9, max_steps=5000), C=0.5, reg=1.0),
+    SupportVectors(C=0.3, drop_at_bound=True),
+    Shuffled(Near(beta=3.0)),
+)
+
+#: Losses that weigh negatives by a rule, in both forms.
+WEIGHTED: tuple[ContrastiveLoss, ...] = (
+    *(WeightedContrastiveLoss(rule, form, 0.3) for rule in RULES for form in ("log", "nce")),
+    *(
+        MMCLLoss(form=form, temperature=0.2, negatives=negatives, symmetric=symmetric)
+        for form in ("log", "nce")
+        for negatives in ("both", "one")
+        for symmetric in (False, True)
+    ),
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from helpers import BASELINES, KERNELS, make_views, name, randn
+from helpers import BASELINES, KERNELS, WEIGHTED, make_views, name, randn
 from torch import Tensor, nn
 
 from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
@@ -27,7 +27,7 @@ WORLDS = (2, 3)
 
 def _losses() -> dict[str, Callable[[], ContrastiveLoss]]:
     losses: dict[str, Callable[[], ContrastiveLoss]] = {
-        repr(loss): lambda loss=loss: copy.deepcopy(loss) for loss in BASELINES
+        repr(loss): lambda loss=loss: copy.deepcopy(loss) for loss in (*BASELINES, *WEIGHTED)
     }
     solvers = (Inverse(), Exact(tol=1e-8, max_steps=5000), ProjectedGradient(tol=1e-8, max_steps=5000))
     for solver in (*solvers, ProjectedGradient(max_steps=5)):
@@ -79,14 +79,15 @@ def _run(
         z.retain_grad()
     loss = build()
     loss.gather = gather
+    torch.manual_seed(0)  # what Shuffled draws
     value = _together(lambda: loss(*projections))
     value.backward()
-    solution = getattr(loss, "last_solution", None)
+    duals = getattr(loss, "last_duals", ())
     return {
         "loss": value.item(),
         "views": [z.grad / world for z in projections],  # type: ignore[operator]
         "head": torch.cat([p.grad.flatten() for p in head.parameters()]),  # type: ignore[union-attr]
-        "alpha": None if solution is None else solution.alpha,
+        "alpha": [dual.solution.alpha for dual in duals],
     }
 
 
@@ -171,7 +172,7 @@ def test_equals_one_process(results: dict[int, list[dict[str, Any]]], world: int
 
 
 @every_world
-@pytest.mark.parametrize("key", [key for key in LOSSES if key not in map(repr, BASELINES)])
+@pytest.mark.parametrize("key", [key for key in LOSSES if key not in map(repr, (*BASELINES, *WEIGHTED))])
 def test_alpha_does_not_depend_on_the_number_of_processes(
     results: dict[int, list[dict[str, Any]]], world: int, key: str
 ) -> None:
@@ -179,10 +180,12 @@ def test_alpha_does_not_depend_on_the_number_of_processes(
     for rank, found in enumerate(results[world]):
         if isinstance(found[key], Exception):
             raise found[key]
-        rows = torch.arange(rank * IMAGES // world, (rank + 1) * IMAGES // world)
-        if len(alone) == 2 * IMAGES:  # both roles at once
-            rows = torch.cat([rows, rows + IMAGES])
-        torch.testing.assert_close(found[key]["alpha"], alone[rows], rtol=1e-9, atol=1e-10)
+        assert len(found[key]["alpha"]) == len(alone) > 0
+        for mine, everyone in zip(found[key]["alpha"], alone, strict=True):
+            rows = torch.arange(rank * IMAGES // world, (rank + 1) * IMAGES // world)
+            if len(everyone) == 2 * IMAGES:  # both roles at once
+                rows = torch.cat([rows, rows + IMAGES])
+            torch.testing.assert_close(mine, everyone[rows], rtol=1e-9, atol=1e-10)
 
 
 @every_world
@@ -193,8 +196,8 @@ def test_without_gathering_each_process_is_alone(
         expected = _run(LOSSES["Inverse-both"], rank, world)  # no process group is up here
         assert found["local"]["loss"] == pytest.approx(expected["loss"], rel=1e-12)
         torch.testing.assert_close(found["local"]["head"], expected["head"])
-        assert found["local"]["alpha"].shape == (IMAGES // world, 2 * IMAGES // world)
-        assert found["Inverse-both"]["alpha"].shape == (IMAGES // world, 2 * IMAGES)
+        assert found["local"]["alpha"][0].shape == (IMAGES // world, 2 * IMAGES // world)
+        assert found["Inverse-both"]["alpha"][0].shape == (IMAGES // world, 2 * IMAGES)
 
 
 @every_world

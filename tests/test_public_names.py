@@ -14,8 +14,8 @@ import mmcl_lightning
 
 #: Names that users may rely on. A removal breaks their code: deprecate first, and say so in CHANGELOG.md.
 PUBLIC = {
-    "callbacks": "HealthPanel Ledger OnlineKNN OnlineLinearProbe RepresentationWriter ResumableCheckpoint "
-    "SVMSolverCallback SupportVectorGrid Throughput collect_features",
+    "callbacks": "HealthPanel Ledger LogisticReadout OnlineKNN OnlineLinearProbe RepresentationWriter "
+    "ResumableCheckpoint SVMSolverCallback SupportVectorGrid Throughput collect_features",
     "cli": "MMCLCLI main",
     "datamodules": "CIFAR100DataModule CIFAR10DataModule ImageFolderDataModule SSLDataModule STL10DataModule "
     "ShapesDataModule Splits",
@@ -23,9 +23,11 @@ PUBLIC = {
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "kernels": "Intersection Kernel Linear Polynomial RBF Tanh squared_distances",
     "ledger": "Metric Record commit config_hash hardware peak_memory read_records",
-    "losses": "ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss HingeLoss InfoNCELoss MMCLLoss NTXentLoss",
-    "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS alignment effective_k feature_std "
-    "gather_in_order knn_accuracy knn_predict knn_scores rankme sharded_knn_accuracy topk_correct uniformity",
+    "losses": "ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss Hard HingeLoss InfoNCELoss MMCLLoss "
+    "NTXentLoss Near NegativeWeights Shuffled SupportVectors Uniform WeightedContrastiveLoss",
+    "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment effective_k "
+    "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores rankme "
+    "sharded_knn_accuracy topk_correct uniformity",
     "models": "Conv4 ProjectionHead build_backbone feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
     "LinearEvaluation MMCL MoCo SimCLR export_backbone",

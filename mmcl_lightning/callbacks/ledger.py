@@ -20,7 +20,7 @@ from mmcl_lightning import ledger
 from mmcl_lightning.callbacks.readout import has_trained
 from mmcl_lightning.errors import DataError
 from mmcl_lightning.ledger import Metric, Record
-from mmcl_lightning.losses import ContrastiveLoss, MMCLLoss
+from mmcl_lightning.losses import ContrastiveLoss
 
 __all__ = ["Ledger"]
 
@@ -218,11 +218,9 @@ def _config(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
 
 def _method(module: LightningModule) -> str:
     criterion = getattr(module, "criterion", None)
-    if isinstance(criterion, MMCLLoss):
-        return f"MMCL, {type(criterion.solver).__name__}"
-    if not isinstance(criterion, ContrastiveLoss):  # MoCo, an evaluation, somebody else's module
-        return type(module).__name__
-    return type(criterion).__name__.removesuffix("Loss")
+    if isinstance(criterion, ContrastiveLoss):
+        return criterion.method
+    return type(module).__name__  # MoCo, an evaluation, somebody else's module
 
 
 def _data(trainer: Trainer) -> dict[str, Any]:

@@ -14,15 +14,22 @@ from mmcl_lightning.losses.max_margin import MMCLLoss
 from mmcl_lightning.losses.ntxent import NTXentLoss
 from mmcl_lightning.losses.queue import InfoNCELoss
 from mmcl_lightning.losses.weighted import WeightedContrastiveLoss
+from mmcl_lightning.losses.weights import Hard, Near, NegativeWeights, Shuffled, SupportVectors, Uniform
 
 __all__ = [
     "ContrastiveLoss",
     "DebiasedLoss",
     "DecoupledLoss",
     "HCLLoss",
+    "Hard",
     "HingeLoss",
     "InfoNCELoss",
     "MMCLLoss",
     "NTXentLoss",
+    "Near",
+    "NegativeWeights",
+    "Shuffled",
+    "SupportVectors",
+    "Uniform",
     "WeightedContrastiveLoss",
 ]

@@ -148,6 +148,11 @@ class ContrastiveLoss(nn.Module, abc.ABC):
             self.negatives_per_anchor(images),
         )
 
+    @property
+    def method(self) -> str:
+        """What a table of results calls the loss."""
+        return type(self).__name__.removesuffix("Loss")
+
     def negatives_per_anchor(self, images: int) -> int:
         """Number of negatives of an anchor among ``images`` images."""
         return (2 if self.negatives == "both" else 1) * (images - 1)

@@ -130,6 +130,12 @@ class MMCLLoss(WeightedContrastiveLoss):
         return cls(**(options | changes))
 
     @property
+    def method(self) -> str:
+        """What a table of results calls the loss: form, where it is not the paper's, and solver."""
+        form = "" if self.form == "paper" else f" {self.form}"
+        return f"{super().method}{form}, {type(self.solver).__name__}"
+
+    @property
     def kernel(self) -> Kernel:
         """Similarity in the machines."""
         return self.weights.kernel

@@ -82,6 +82,13 @@ class WeightedContrastiveLoss(ContrastiveLoss):
         self.temperature = temperature
         self.last_duals: tuple[SolvedDual, ...] = ()
 
+    @property
+    def method(self) -> str:
+        """What a table of results calls the loss: form and rule, or the name of a preset."""
+        if type(self) is not WeightedContrastiveLoss:
+            return super().method
+        return f"{super().method} {self.form}, {type(self.weights).__name__}"
+
     def _loss(self, contrasts: list[Contrast]) -> Tensor:
         self.last_duals = ()  # free before the next ones are built
         return super()._loss(contrasts)

@@ -28,6 +28,9 @@ class MMCL(ContrastiveModule):
         solver: How the SVMs are solved; ``None`` for ``Inverse()``.
         C: Upper bound of the dual variables, > 0; ``.inf`` in YAML for none.
         reg: Ridge on every SVM, >= 0.
+        form: ``"paper"``: the paper's loss. ``"log"`` or ``"nce"``: the weights that the SVMs give stand in a
+            sum within a logarithm; see :class:`~mmcl_lightning.losses.MMCLLoss`.
+        temperature: T > 0 of the forms ``"log"`` and ``"nce"``; ``None`` for 0.2. The paper's form has none.
         negatives: ``"both"`` views of every other image, as in the paper, or ``"one"``, as published.
         symmetric: Let each view train the SVM once and average.
         drop_at_bound: Ignore negatives whose alpha is at C: the paper's correction for false negatives.
@@ -49,6 +52,8 @@ class MMCL(ContrastiveModule):
         solver: Solver | None = None,
         C: float = 100.0,
         reg: float = 0.1,
+        form: Literal["paper", "log", "nce"] = "paper",
+        temperature: float | None = None,
         negatives: Literal["both", "one"] = "both",
         symmetric: bool = False,
         drop_at_bound: bool = False,
@@ -62,6 +67,8 @@ class MMCL(ContrastiveModule):
             from_spec(solver, Solver, "solver"),
             C,
             reg,
+            form=form,
+            temperature=temperature,
             negatives=negatives,
             symmetric=symmetric,
             drop_at_bound=drop_at_bound,

@@ -19,12 +19,13 @@ from mmcl_lightning._options import is_number, is_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import Kernel
 from mmcl_lightning.losses import ContrastiveLoss
+from mmcl_lightning.losses.weights import NegativeWeights
 from mmcl_lightning.svm import Solver
 
 __all__ = ["from_spec", "to_spec"]
 
 #: What may stand inside of another description. Not any class: a checkpoint must not call what it likes.
-_PARTS = (Kernel, Solver)
+_PARTS = (Kernel, NegativeWeights, Solver)
 
 
 def to_spec(value: Any) -> Any:

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mmcl_lightning.datamodules import ShapesDataModule, SSLDataModule
-from mmcl_lightning.datamodules.loading import EpochSampler, ResumableDataLoader, ViewDataset, mix_seed
+from mmcl_lightning.datamodules.loading import (
+    BatchedViews,
+    EpochSampler,
+    ResumableDataLoader,
+    ViewDataset,
+    mix_seed,
+)
 from mmcl_lightning.datamodules.sources import balanced_subset
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import CentralCrop, EvalTransform, MultiView, SimCLRTransform
@@ -76,6 +82,7 @@ def trainer(path: Path, **options: Any) -> pl.Trainer:
         ({"seed": 2**70}, "seed must be less than"),
         ({"image_size": "8"}, "image_size must be an integer >= 8, got '8'"),
         ({"train_size": 8.0}, "train_size must be an integer >= 2, got 8.0"),
+        ({"augment": "gpu"}, "augment must be 'image' or 'batch', got 'gpu'"),
         ({"predict_split": "val"}, "predict_split must be 'train' or 'test', got 'val'"),
     ],
 )
@@ -342,3 +349,39 @@ def test_integers_of_numpy() -> None:
     )
     views, targets = next(iter(module.train_dataloader()))
     assert (views[0].shape, targets.shape) == ((8, 3, 8, 8), (8,))
+
+
+# Views of a batch at once
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("loader", ["train_dataloader", "val_dataloader"])
+def test_views_of_a_batch_are_those_of_its_images(workers: int, loader: str) -> None:
+    """The same order and draws, whatever makes the pictures."""
+    one, batch = (shapes(augment=augment, num_workers=workers) for augment in ("image", "batch"))
+    compared = 0
+    for expected, found in zip(getattr(one, loader)(), getattr(batch, loader)(), strict=True):
+        assert torch.equal(found[1], expected[1])
+        assert len(found[0]) == len(expected[0]) == 2
+        for view, wanted in zip(found[0], expected[0], strict=True):
+            assert view.shape == wanted.shape
+            assert (view - wanted).abs().mean() < 0.01
+            compared += 1
+    assert compared >= 4
+
+
+def test_a_batch_of_views_is_a_function_of_seed_and_epoch() -> None:
+    loader = shapes(augment="batch").train_dataloader()
+    first = epoch_of(loader, 0)
+    assert epoch_of(loader, 1) != first
+    assert epoch_of(shapes(augment="batch").train_dataloader(), 0) == first
+    assert epoch_of(shapes(augment="batch", seed=1).train_dataloader(), 0) != first
+
+
+def test_what_a_batch_at_once_cannot_do_is_said() -> None:
+    with pytest.raises(ConfigError, match="train_transform is a EvalTransform: set augment to 'image'"):
+        shapes(augment="batch", train_transform=EvalTransform(32, 32)).train_dataloader()
+    collate = BatchedViews(SimCLRTransform.cifar())
+    items = [((torch.zeros(3, 8, size, dtype=torch.uint8), []), 0) for size in (8, 9)]
+    with pytest.raises(ConfigError, match="images of one size, and there are 8 x 8 and 9 x 8 pixels"):
+        collate(items)

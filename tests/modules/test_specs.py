@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import BASELINES, KERNELS, SOLVERS, make_views
+from helpers import BASELINES, KERNELS, SOLVERS, WEIGHTED, make_views
 from torch import Tensor, nn
 
 from mmcl_lightning.errors import ConfigError
@@ -61,7 +61,7 @@ class WithNetwork(OneSided):
         self.head = head
 
 
-@pytest.mark.parametrize("loss", [*BASELINES, *MMCL_LOSSES, OneSided(0.5)], ids=repr)
+@pytest.mark.parametrize("loss", [*BASELINES, *WEIGHTED, *MMCL_LOSSES, OneSided(0.5)], ids=repr)
 def test_a_loss_is_described_and_rebuilt(loss: ContrastiveLoss) -> None:
     spec = to_spec(loss)
     assert plain(spec)
@@ -89,6 +89,8 @@ def test_every_argument_of_the_loss_is_in_the_description() -> None:
             },
             "C": 1.0,
             "reg": 0.1,
+            "form": "paper",
+            "temperature": None,
             "negatives": "both",
             "symmetric": True,
             "drop_at_bound": False,
@@ -133,7 +135,7 @@ def test_a_description_calls_no_class_that_is_no_part_of_a_loss(path: str) -> No
     """A checkpoint of a stranger must not run what it likes."""
     spec = to_spec(NTXentLoss())
     spec["init_args"]["kernel"] = {"class_path": path, "init_args": {"args": ["true"]}}
-    with pytest.raises(ConfigError, match=f"criterion: {path} is no Kernel or Solver"):
+    with pytest.raises(ConfigError, match=f"criterion: {path} is no Kernel or NegativeWeights or Solver"):
         from_spec(spec, ContrastiveLoss, "criterion")
     with pytest.raises(ConfigError, match="is no ContrastiveLoss"):
         from_spec(to_spec(RBF()), ContrastiveLoss, "criterion")

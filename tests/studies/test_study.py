@@ -84,6 +84,9 @@ def test_values_of_any_kind_become_one_argument(tmp_path: Path) -> None:
         (TEXT.replace("{data.validation_subset: 10}", "3"), "tuning must be a mapping"),
         (TEXT.replace("tuning: {data.validation_subset: 10}", ""), "chosen on the test images"),
         (TEXT.replace("[1.0, 2.0, 4.0]", "1.0"), "must be a list"),
+        (TEXT.replace("{model.gamma: [1.0, 2.0, 4.0]}", "[{a: 1}, {b: 2}]"), "a value to the same options"),
+        (TEXT.replace("{model.gamma: [1.0, 2.0, 4.0]}", "[{a: 1}, 3]"), "ours: tune must be a mapping"),
+        (TEXT + "tuning_metric: []", r"a name or a list of names, .* got \[\] and 0"),
         (TEXT.replace("seeds:", "seedz:"), "a study has no 'seedz': it has name, options, variants"),
         (TEXT.replace("    tune:", "    tunes:"), "a study has no 'tunes': it has name, options, variants"),
     ],
@@ -198,6 +201,27 @@ def test_a_try_that_is_not_a_number_is_not_the_best(tmp_path: Path) -> None:
     assert sweep.choose(sweep.study.variants[0]) == {"model.gamma": 2.0}
 
 
+def test_tries_may_be_listed_one_by_one(tmp_path: Path) -> None:
+    listed = study(tmp_path, TEXT.replace("{model.gamma: [1.0, 2.0, 4.0]}", "[{a: 1, b: 2}, {a: 3, b: 2}]"))
+    tuning = listed.tuning_runs(listed.variants[0])
+    assert [run.name for run in tuning] == ["tuning/ours/a=1, b=2", "tuning/ours/a=3, b=2"]
+    assert tuning[1].choice == {"a": 3, "b": 2}
+
+
+def test_the_mean_of_several_metrics_chooses(tmp_path: Path) -> None:
+    several = study(tmp_path, TEXT + "tuning_metric: [knn/top1, knn/top5]\n")
+    sweep = Rehearsal(several, tmp_path / "runs")
+    sweep.second = {1.0: 0.9, 2.0: 0.1, 4.0: 0.1}  # means 0.6, 0.35 and 0.3
+    assert sweep.run()
+    assert sweep.choose(several.variants[0]) == {"model.gamma": 1.0}
+
+
+def test_reported_runs_go_seed_by_seed(tmp_path: Path) -> None:
+    sweep = Rehearsal(study(tmp_path), tmp_path / "runs")
+    assert sweep.run()
+    assert sweep.called[3:] == ["ours/seed 0", "plain/seed 0", "ours/seed 1", "plain/seed 1"]
+
+
 class Rehearsal(Sweep):
     """A sweep whose runs write their record at once: gamma 2 is best on the validation part."""
 
@@ -206,6 +230,7 @@ class Rehearsal(Sweep):
         self.called: list[str] = []
         self.failing = failing
         self.scores = {1.0: 0.3, 2.0: 0.6, 4.0: 0.5}
+        self.second: dict[float, float] = {}
 
     def _call(self, run: Run) -> int:
         self.called.append(run.name)
@@ -215,6 +240,9 @@ class Rehearsal(Sweep):
         score = self.scores.get(run.choice.get("model.gamma", 0), 0.1)
         status = "failed: no" if run.name in self.failing else "finished"
         metrics = {"knn/top1": Metric([[1.0, 1, 1.0, score]])}
+        if self.second:
+            score = self.second.get(run.choice.get("model.gamma", 0), 0.1)
+            metrics["knn/top5"] = Metric([[1.0, 1, 1.0, score]])
         record(status=status, seed=run.seed, metrics=metrics).write(
             folder / "run" / "version_0" / "ledger.json"
         )

@@ -1,0 +1,52 @@
+"""The logistic readout: its number is that of scikit-learn on the features that the module gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs import Plain, shapes, simclr, trainer
+from sklearn.linear_model import LogisticRegression
+
+from mmcl_lightning.callbacks import LogisticReadout, OnlineKNN
+from mmcl_lightning.errors import ConfigError
+
+
+def _features(module: Any, loader: Any) -> tuple[np.ndarray, np.ndarray]:
+    module.eval()
+    with torch.no_grad():
+        parts = [(module(images), labels) for images, labels in loader]
+    return tuple(torch.cat(part).numpy() for part in zip(*parts, strict=True))  # type: ignore[return-value]
+
+
+def test_equals_scikit_learn_on_the_features(tmp_path: Path) -> None:
+    data, module, readout = shapes(train_size=80, test_size=60), simclr(), LogisticReadout(C=0.1)
+    run = trainer(tmp_path, readout, OnlineKNN(k=5), max_epochs=2)
+    run.fit(module, data)
+    bank, query = data.knn_dataloaders()
+    (x, y), (q, labels) = _features(module, bank), _features(module, query)
+    mean, std = x.mean(0), x.std(0, ddof=1)
+    scale = np.where(std > 0, 1 / np.where(std > 0, std, 1), 0)
+    reference = LogisticRegression(C=0.1, tol=1e-8, max_iter=5000).fit((x - mean) * scale, y)
+    expected = reference.score((q - mean) * scale, labels)
+    assert run.callback_metrics["logistic/top1"].item() == pytest.approx(expected, abs=1 / 60 + 1e-9)
+    assert "80 clean training images, 60 queries" in readout.protocol_texts["logistic/top1"]
+
+
+def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
+    weights = []
+    for callbacks in ([], [LogisticReadout()]):
+        module = simclr()
+        trainer(tmp_path, *callbacks, max_epochs=2).fit(module, shapes())
+        weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    assert torch.equal(*weights)
+
+
+def test_without_labels_or_a_datamodule(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="LogisticReadout needs a datamodule with knn_dataloaders"):
+        trainer(tmp_path, LogisticReadout()).fit(Plain())
+    with pytest.raises(ConfigError, match="C must be a number > 0, got 0"):
+        LogisticReadout(C=0)
