@@ -11,7 +11,7 @@ from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["RecipeFile", "find_recipe", "recipe_folder", "recipe_names"]
+__all__ = ["RecipeFile", "find_recipe", "layers", "recipe_folder", "recipe_names"]
 
 
 def recipe_folder() -> Path:
@@ -54,18 +54,50 @@ def find_recipe(name: str) -> str:
 
 
 class RecipeFile(ActionConfigFile):
-    """``--config`` that takes a path or the name of a shipped recipe."""
+    """``--config`` that takes a path or the name of a shipped recipe.
+
+    A file with ``base: OTHER`` is laid over that other recipe, and so says only what differs from it.
+    """
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        """Find the file, then read it as usual."""
-        path = find_recipe(values) if isinstance(values, str) else values
-        if isinstance(path, str):
-            _check(path)
-        super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]
+        """Find the file, read what it is laid over, then read it as usual."""
+        if not isinstance(values, str):
+            super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
+            return
+        path = find_recipe(values)
+        for part in layers(path):
+            content = {name: value for name, value in _read(part).items() if name != "base"}
+            text = yaml.safe_dump(content, sort_keys=False) if "base" in _read(part) else part
+            super().__call__(parser, cfg, text, option_string)  # type: ignore[no-untyped-call]
+            if text != part:  # a text has no path; the checkpoint of a run is looked for beside its file
+                cfg[self.dest][-1] = Path(part)
 
 
-def _check(path: str) -> None:
-    """Say of a file that holds no options what it is instead, since the parser would not name it."""
+def layers(name: str) -> list[str]:
+    """Return the files of a recipe, the one that the others are laid over first.
+
+    Args:
+        name: As for :func:`find_recipe`.
+
+    Raises:
+        ConfigError: If a file is its own base, or one is missing or no configuration.
+    """
+    found: list[str] = []
+    while True:
+        path = find_recipe(name)
+        if path in found:
+            raise ConfigError(f"{path} is laid over itself: {' -> '.join([*reversed(found), path])}")
+        found.insert(0, path)
+        base = _read(path).get("base")
+        if base is None:
+            return found
+        if not isinstance(base, str):
+            raise ConfigError(f"{path}: base must be the name of a recipe or file, got {base!r}")
+        name = base
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Return the options in a file; say of one that holds none what it is instead."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -82,3 +114,4 @@ def _check(path: str) -> None:
     ]
     if empty:
         raise ConfigError(f"{path}: nothing stands below {empty[0]}: indent its options, or leave it out")
+    return content

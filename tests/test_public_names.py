@@ -23,8 +23,9 @@ PUBLIC = {
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "kernels": "Intersection Kernel Linear Polynomial RBF Tanh squared_distances",
     "ledger": "Metric Record commit config_hash hardware peak_memory read_records",
-    "losses": "ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss Hard HingeLoss InfoNCELoss MMCLLoss "
-    "NTXentLoss Near NegativeWeights Shuffled SupportVectors Uniform WeightedContrastiveLoss",
+    "losses": "ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss Hard HardNegativeMixing HingeLoss "
+    "InfoNCELoss MMCLLoss NTXentLoss Near NegativeWeights Shuffled SupportVectors Uniform "
+    "WeightedContrastiveLoss",
     "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment effective_k "
     "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores rankme "
     "sharded_knn_accuracy topk_correct uniformity",
@@ -33,7 +34,7 @@ PUBLIC = {
     "LinearEvaluation MMCL MoCo SimCLR export_backbone",
     "negatives": "InspectingTrainer",
     "optim": "LARS WarmupConstant WarmupCosine WarmupLinear parameter_groups scale_learning_rate",
-    "recipes": "RecipeFile find_recipe recipe_folder recipe_names",
+    "recipes": "RecipeFile find_recipe layers recipe_folder recipe_names",
     "studies": "Study Sweep Variant write_report",
     "svm": "Exact Factorisation Inverse MaxMarginDual ProjectedGradient Solution Solver Status "
     "max_margin_dual",

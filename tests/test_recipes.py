@@ -10,7 +10,7 @@ import yaml
 
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.recipes import find_recipe, recipe_folder, recipe_names
+from mmcl_lightning.recipes import find_recipe, layers, recipe_folder, recipe_names
 
 #: Options that make any recipe run in a second; the rest is the recipe's own.
 SMALL = [
@@ -76,7 +76,7 @@ def test_recipe_is_short_and_says_what_it_is(name: str) -> None:
     assert max(map(len, lines)) <= 120
     content = yaml.safe_load(text)
     assert content["trainer"]["logger"]["init_args"]["name"] == Path(name).stem
-    for callback in content["trainer"]["callbacks"]:
+    for callback in content["trainer"].get("callbacks", []):  # or those of its base
         options = callback.get("init_args", {})
         # Lightning writes last.ckpt only when it saves another: with a monitor it would be the best one.
         assert not (options.get("save_last") and options.get("monitor"))
@@ -103,6 +103,30 @@ def test_a_recipe_is_found_by_name(folder: Path) -> None:
     assert find_recipe("quickstart") == "quickstart.yaml"  # the current folder comes first
     Path("stl10_mmcl").mkdir()  # a folder is no configuration
     assert find_recipe("stl10_mmcl") == str(recipe_folder() / "stl10_mmcl.yaml")
+
+
+def test_a_recipe_may_be_laid_over_another(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.yaml").write_text("base: cifar10_mmcl_log\nmodel: {init_args: {reg: 3.0}}\n")
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "mine.yaml", "--model.C=7", "--print_config"])
+    printed = yaml.safe_load(capsys.readouterr().out)
+    options = printed["model"]["init_args"]
+    assert (options["reg"], options["C"], options["form"], options["backbone"]) == (3.0, 7, "log", "resnet50")
+    assert printed["trainer"]["logger"]["init_args"]["save_dir"] == "runs"  # of the base of the base
+    assert "base" not in printed
+
+
+def test_a_base_that_cannot_be_is_said() -> None:
+    Path("a.yaml").write_text("base: b.yaml\n")
+    Path("b.yaml").write_text("base: a.yaml\n")
+    with pytest.raises(ConfigError, match=r"a.yaml is laid over itself: a.yaml -> b.yaml -> a.yaml"):
+        layers("a.yaml")
+    Path("a.yaml").write_text("base: 3\n")
+    with pytest.raises(ConfigError, match=r"a.yaml: base must be the name of a recipe or file, got 3"):
+        layers("a.yaml")
+    Path("a.yaml").write_text("base: nowhere\n")
+    with pytest.raises(ConfigError, match="no configuration 'nowhere'"):
+        layers("a.yaml")
 
 
 def test_an_unknown_recipe_lists_those_there_are() -> None:

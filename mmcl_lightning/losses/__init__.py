@@ -11,6 +11,7 @@ from mmcl_lightning.losses.debiased import DebiasedLoss, HCLLoss
 from mmcl_lightning.losses.decoupled import DecoupledLoss
 from mmcl_lightning.losses.hinge import HingeLoss
 from mmcl_lightning.losses.max_margin import MMCLLoss
+from mmcl_lightning.losses.mixing import HardNegativeMixing
 from mmcl_lightning.losses.ntxent import NTXentLoss
 from mmcl_lightning.losses.queue import InfoNCELoss
 from mmcl_lightning.losses.weighted import WeightedContrastiveLoss
@@ -22,6 +23,7 @@ __all__ = [
     "DecoupledLoss",
     "HCLLoss",
     "Hard",
+    "HardNegativeMixing",
     "HingeLoss",
     "InfoNCELoss",
     "MMCLLoss",

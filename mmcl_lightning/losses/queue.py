@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl_lightning.errors import NumericalError, ShapeError
+from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses.base import _unit_length
+from mmcl_lightning.losses.mixing import HardNegativeMixing, MixingDraws
 from mmcl_lightning.losses.weighted import check_temperature
 
 __all__ = ["InfoNCELoss", "check_finite", "unit_rows"]
@@ -28,11 +29,15 @@ class InfoNCELoss(nn.Module):
     Source: He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", CVPR 2020,
     arXiv:1911.05722, equation 1.
 
+    With ``mixing``, synthetic negatives join the sum over j; see
+    :class:`~mmcl_lightning.losses.HardNegativeMixing`.
+
     Args:
         temperature: T > 0; 0.2 in MoCo v2, 0.07 in MoCo v1.
+        mixing: How synthetic negatives are made of the hardest ones; ``None`` for none.
 
     Raises:
-        ConfigError: If the temperature is not positive.
+        ConfigError: If the temperature is not positive, or ``mixing`` is of another kind.
 
     Example:
         >>> queue = torch.nn.functional.normalize(torch.randn(32, 16), dim=1)
@@ -40,13 +45,16 @@ class InfoNCELoss(nn.Module):
         torch.Size([])
     """
 
-    def __init__(self, temperature: float = 0.2):
+    def __init__(self, temperature: float = 0.2, mixing: HardNegativeMixing | None = None):
         super().__init__()
         check_temperature(temperature)
+        if mixing is not None and not isinstance(mixing, HardNegativeMixing):
+            raise ConfigError(f"expected mixing=HardNegativeMixing(...) or None, got {mixing!r}")
         self.temperature = temperature
+        self.mixing = mixing
         self._stats: dict[str, Tensor] = {}
 
-    def forward(self, query: Tensor, key: Tensor, queue: Tensor) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, queue: Tensor, draws: MixingDraws | None = None) -> Tensor:
         """Compute the loss of a batch, in float32 (float64 stays), also under autocast.
 
         Args:
@@ -54,6 +62,7 @@ class InfoNCELoss(nn.Module):
             key: Projections of the other view of the same images by the key encoder, shape ``(B, D)``.
             queue: Keys of other images, rows of unit length, shape ``(K, D)`` with K >= 1. It must not be
                 overwritten before the backward pass.
+            draws: Random numbers of the synthetic negatives; ``None`` draws from torch's global generator.
 
         Returns:
             The mean over the queries, a scalar.
@@ -61,33 +70,42 @@ class InfoNCELoss(nn.Module):
         Raises:
             ShapeError: If the shapes do not fit together.
             NumericalError: If a query or a key is not finite.
+            ConfigError: If the queue has fewer rows than ``mixing`` needs.
         """
         _check_shapes(query, key, queue)
         check_finite(query, key)
         with torch.autocast(device_type=query.device.type, enabled=False):
             q = unit_rows(query)
             k = unit_rows(key.detach()).to(q.dtype)
-            positive = (q * k).sum(1) / self.temperature  # (B,)
-            negatives = q @ queue.detach().to(q.dtype).T / self.temperature  # (B, K)
+            cosine = (q * k).sum(1)  # (B,)
+            positive = cosine / self.temperature
+            rows = queue.detach().to(q.dtype)
+            similarity = q @ rows.T  # (B, K)
+            nearest = similarity.detach().amax(1)
+            if self.mixing is not None:
+                draws = self.mixing.draw(len(q)) if draws is None else draws
+                similarity = torch.cat([similarity, self.mixing.similarities(q, rows, similarity, draws)], 1)
+            negatives = similarity / self.temperature
             # As a logistic function of the positive's lead: without an array (B, 1 + K) of both.
             loss = -F.logsigmoid(positive - negatives.logsumexp(1)).mean()
         if not loss.isfinite():
             raise NumericalError(f"the loss is {loss.item()} although all projections are finite: {self}")
         self._stats = {
-            "positive_similarity": positive.detach().mean() * self.temperature,
-            "contrast_top1": (negatives.detach().amax(1) <= positive.detach()).float().mean(),
-            "negatives": torch.tensor(float(len(queue))),
+            "positive_similarity": cosine.detach().mean(),
+            "contrast_top1": (nearest <= cosine.detach()).float().mean(),
+            "negatives": torch.tensor(float(negatives.shape[1])),
         }
         return loss
 
     @property
     def last_stats(self) -> dict[str, Tensor]:
-        """Mean cosine of the positives, share of queries nearest to their key, negatives per query."""
+        """Mean cosine of the positives, share of queries nearer to their key than to the queue, negatives."""
         return self._stats
 
     def extra_repr(self) -> str:
         """Options as ``print(module)`` shows them."""
-        return f"temperature={self.temperature}"
+        mixing = "" if self.mixing is None else f", mixing={self.mixing}"
+        return f"temperature={self.temperature}{mixing}"
 
 
 def unit_rows(z: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from helpers import Memory, make_views, randn
 
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
-from mmcl_lightning.losses import InfoNCELoss
+from mmcl_lightning.losses import HardNegativeMixing, InfoNCELoss
 
 
 def _queue(rows: int, dim: int, seed: int = 9) -> torch.Tensor:
@@ -124,3 +124,105 @@ def test_input_is_checked() -> None:
         loss(torch.tensor([[1.0, 0.0, 0.0], [math.nan, 0.0, 0.0]]), z, queue)
     with pytest.raises(NumericalError, match="although all projections are finite"):
         loss(z, z, torch.full((4, 3), math.inf))
+
+
+# Mixing of hard negatives
+
+MIXING = HardNegativeMixing(hardest=5, pairs=7, with_query=4)
+
+
+def _synthetic(q: list[float], queue: torch.Tensor, draws: object, b: int) -> list[list[float]]:
+    """The synthetic negatives of query b as the paper writes them, one after the other."""
+
+    def dot(x: list[float], y: list[float]) -> float:
+        return sum(a * c for a, c in zip(x, y, strict=True))
+
+    def mixed(share: float, x: list[float], y: list[float]) -> list[float]:
+        h = [share * a + (1 - share) * c for a, c in zip(x, y, strict=True)]
+        return [a / math.sqrt(dot(h, h)) for a in h]
+
+    hardest = sorted(queue.tolist(), key=lambda n: -dot(q, n))[: MIXING.hardest]
+    d = {name: getattr(draws, name)[b].tolist() for name in draws.__dataclass_fields__}  # type: ignore[attr-defined]
+    found = [
+        mixed(a, hardest[i], hardest[j]) for a, i, j in zip(d["share"], d["first"], d["second"], strict=True)
+    ]
+    return found + [
+        mixed(share, q, hardest[j]) for share, j in zip(d["query_share"], d["partner"], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.07, 0.2])
+def test_mixing_equals_the_equations_in_loops(temperature: float) -> None:
+    queue, key = _queue(9, 4), randn(3, 4, seed=2)
+    draws = MIXING.draw(3, torch.Generator().manual_seed(1))
+    query = (3 * randn(3, 4, seed=1)).requires_grad_()
+    terms = []
+    for b in range(3):
+        q, k = query[b] / query[b].norm(), key[b] / key[b].norm()
+        negatives = queue.tolist() + _synthetic(q.tolist(), queue, draws, b)
+        logits = torch.stack([(q * torch.tensor(n, dtype=q.dtype)).sum() for n in negatives]) / temperature
+        positive = (q * k).sum() / temperature
+        terms.append(-(positive.exp() / (positive.exp() + logits.exp().sum())).log())
+    expected = torch.stack(terms).mean()
+    expected_gradient = torch.autograd.grad(expected, query)[0]
+    loss = InfoNCELoss(temperature, MIXING)
+    value = loss(query, key, queue, draws)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
+    torch.testing.assert_close(
+        torch.autograd.grad(value, query)[0], expected_gradient, rtol=1e-10, atol=1e-12
+    )
+    assert loss.last_stats["negatives"].item() == 9 + 7 + 4
+    plain = InfoNCELoss(temperature)
+    assert value > plain(query, key, queue)
+    assert loss.last_stats["contrast_top1"] == plain.last_stats["contrast_top1"]
+
+
+def test_mixed_with_the_query_is_harder_than_its_negative() -> None:
+    queue, query = _queue(40, 6), make_views(5, 6, count=1, seed=3)[0]
+    mixing = HardNegativeMixing(hardest=10, pairs=0, with_query=20)
+    draws, similarity = mixing.draw(5, torch.Generator().manual_seed(1)), query @ queue.T
+    found = mixing.similarities(query, queue, similarity, draws)
+    parts = similarity.topk(10, dim=1).values.gather(1, draws.partner)
+    assert (found > parts).all()
+    assert found.max() < 1
+    assert (draws.query_share < 0.5).all()
+
+
+def test_the_draws_of_processes_are_shares_of_all() -> None:
+    draws = MIXING.draw(6, torch.Generator().manual_seed(1))
+    assert torch.equal(draws.rows(1, 3).first, draws.first[[1, 4]])
+    assert torch.equal(draws.rows(0, 2).query_share, draws.query_share[::2])
+
+
+def test_opposite_parts_have_no_direction() -> None:
+    queue = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
+    query = torch.tensor([[0.6, 0.8]], dtype=torch.float64, requires_grad=True)
+    mixing = HardNegativeMixing(hardest=2, pairs=1, with_query=0)
+    draws = mixing.draw(1)
+    object.__setattr__(draws, "first", torch.tensor([[0]]))
+    object.__setattr__(draws, "second", torch.tensor([[1]]))
+    object.__setattr__(draws, "share", torch.tensor([[0.5]]))
+    value = InfoNCELoss(0.2, mixing)(query, query.detach(), queue, draws)
+    value.backward()
+    assert value.isfinite()
+    assert query.grad is not None
+    assert query.grad.isfinite().all()
+
+
+def test_large_queues_are_gathered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, queue = randn(6, 4, seed=1), randn(6, 4, seed=2), _queue(9, 4)
+    draws = MIXING.draw(6, torch.Generator().manual_seed(1))
+    expected = InfoNCELoss(0.2, MIXING)(query, key, queue, draws)
+    monkeypatch.setattr("mmcl_lightning.losses.mixing._PART", 2 * 7 * 4)
+    assert InfoNCELoss(0.2, MIXING)(query, key, queue, draws) == expected
+
+
+def test_mixing_is_checked() -> None:
+    with pytest.raises(ConfigError, match="hardest must be an integer >= 1, got 0"):
+        HardNegativeMixing(hardest=0)
+    with pytest.raises(ConfigError, match="both 0, so there is nothing to mix"):
+        HardNegativeMixing(pairs=0, with_query=0)
+    with pytest.raises(ConfigError, match=r"expected mixing=HardNegativeMixing\(...\) or None, got 3"):
+        InfoNCELoss(mixing=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the 5 hardest negatives, and the queue has 4"):
+        InfoNCELoss(mixing=MIXING)(randn(2, 4), randn(2, 4), _queue(4, 4))

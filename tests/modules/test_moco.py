@@ -22,7 +22,7 @@ from mmcl_lightning import MoCo
 from mmcl_lightning.callbacks import OnlineKNN
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError, NumericalError
-from mmcl_lightning.losses import InfoNCELoss
+from mmcl_lightning.losses import HardNegativeMixing, InfoNCELoss
 from mmcl_lightning.losses.queue import unit_rows
 from mmcl_lightning.metrics import KNN_PROTOCOLS, knn_accuracy
 from mmcl_lightning.models import ProjectionHead
@@ -383,3 +383,51 @@ def test_bare_names_are_found_by_a_fresh_process() -> None:
     assert result.returncode == 0, result.stderr
     assert re.search(r"^  class_path: mmcl_lightning\.(modules\.)?MoCo$", result.stdout, re.MULTILINE)
     assert "queue_size: 65536\n" in result.stdout
+
+
+# Mixing of hard negatives
+
+
+class Negatives(Callback):
+    """How many negatives each training step had."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        number = pl_module.criterion.last_stats["negatives"].item()
+        self.seen.append((trainer.current_epoch, number))
+
+
+def test_mixing_begins_after_its_epochs_and_is_in_the_checkpoint(tmp_path: Path) -> None:
+    mixing, seen = HardNegativeMixing(hardest=8, pairs=6, with_query=3), Negatives()
+    module = flat(queue_size=24, mixing=mixing, mixing_start=1)
+    run = fitted(tmp_path, module, seen, max_epochs=2)
+    assert {number for epoch, number in seen.seen if epoch == 0} == {24}
+    assert {number for epoch, number in seen.seen if epoch == 1} == {24 + 6 + 3}
+    run.save_checkpoint(tmp_path / "end.ckpt")
+    again = MoCo.load_from_checkpoint(
+        tmp_path / "end.ckpt", backbone=module.backbone, projection_head=module.projection_head
+    )
+    assert (again.mixing, again.mixing_start) == (mixing, 1)
+
+
+def test_a_resumed_run_draws_what_the_whole_run_draws(tmp_path: Path) -> None:
+    options = {"queue_size": 24, "mixing": HardNegativeMixing(8, 6, 3), "mixing_start": 0}
+    options["lr_schedule"] = "constant"
+    whole = flat(**options)
+    fitted(tmp_path, whole, max_epochs=2)
+    first = fitted(tmp_path, flat(**options), max_epochs=1)
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    second = flat(**options)
+    torch.manual_seed(99)
+    trainer(tmp_path, max_epochs=2).fit(second, shapes(), ckpt_path=tmp_path / "half.ckpt")
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(second.state_dict()[name], value, rtol=1e-6, atol=1e-6)
+
+
+def test_a_queue_too_small_for_mixing_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="the 1024 hardest negatives, and queue_size is 24: lower"):
+        flat(queue_size=24, mixing=HardNegativeMixing())

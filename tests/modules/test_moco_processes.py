@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mmcl_lightning import MoCo
 from mmcl_lightning.errors import NumericalError
+from mmcl_lightning.losses import HardNegativeMixing
 from mmcl_lightning.losses.queue import unit_rows
 
 IMAGES = 12
@@ -29,22 +30,26 @@ def flat(**changes: Any) -> MoCo:
     return moco(backbone=FlatNet(), projection_head=head, optimizer=sgd, queue_size=40, **changes)
 
 
-def train(folder: Path, batch_size: int, symmetric: bool, **options: Any) -> dict[str, Tensor]:
+def train(folder: Path, batch_size: int, changes: dict[str, Any], **options: Any) -> dict[str, Tensor]:
     run = trainer(folder, max_epochs=2, max_steps=3, **options)
-    run.fit(flat(symmetric=symmetric), shapes(batch_size=batch_size))
+    run.fit(flat(**changes), shapes(batch_size=batch_size))
     run.save_checkpoint(folder / "end.ckpt")
     return torch.load(folder / "end.ckpt", weights_only=True)["state_dict"]
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_training_gives_the_same_weights_and_queue(symmetric: bool, tmp_path: Path) -> None:
-    one = train(tmp_path / "one", 16, symmetric)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"symmetric": True}, {"mixing": HardNegativeMixing(20, 16, 8), "mixing_start": 1}],
+    ids=["one-sided", "symmetric", "mixing"],
+)
+def test_training_gives_the_same_weights_and_queue(changes: dict[str, Any], tmp_path: Path) -> None:
+    one = train(tmp_path / "one", 16, changes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        train(tmp_path / "two", 8, symmetric, devices=2, strategy="ddp_fork")
+        train(tmp_path / "two", 8, changes, devices=2, strategy="ddp_fork")
     two = torch.load(tmp_path / "two" / "end.ckpt", weights_only=True)["state_dict"]
     start = flat().state_dict()
-    assert two["keys_seen"] == 3 * 16 * (1 + symmetric)  # past the end of the queue
+    assert two["keys_seen"] == 3 * 16 * (1 + changes.get("symmetric", False))  # past the end of the queue
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-5, atol=1e-5)
     moved = {name for name, value in one.items() if (value - start[name]).abs().max() > 1e-3}
