@@ -297,7 +297,8 @@ def write(
     What else stands in ``stem.md``, such as the other device's section and an introduction, is kept.
     """
     machine = ", ".join(f"{name} {value}" for name, value in record["machine"].items())
-    text = f"Machine: {machine}.\n\n## Targets\n\n{table(Target.head, [t.row() for t in targets])}\n{text}"
+    promised = f"## Targets\n\n{table(Target.head, [t.row() for t in targets])}\n" if targets else ""
+    text = f"Machine: {machine}.\n\n{promised}{text}"
     record |= {"targets": [vars(t) | {"verdict": t.verdict} for t in targets]}
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{stem}_{device}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")

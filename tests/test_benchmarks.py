@@ -43,6 +43,20 @@ def test_a_quick_run_writes_table_numbers_and_targets(
     assert (tmp_path / f"{stem}_cpu.png").stat().st_size > 0
 
 
+def test_the_losses_benchmark_counts_what_a_device_would_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = load(monkeypatch, "bench_losses")
+    bench.main(["--quick", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "losses_cpu.json").read_text())
+    assert set(record["launches"]) == set(bench.LOSSES)
+    assert "## Targets" not in capsys.readouterr().out
+    x = torch.arange(4.0)
+    found = bench.count(lambda: (x.view(2, 2) * 2).sum().item())  # a view, two operations, a wait
+    assert (found.launches, found.waits) == (2, 1)
+    assert bench.count(lambda: x[x > 1]).waits == 1
+
+
 def test_the_knn_benchmark_compares_equal_predictions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

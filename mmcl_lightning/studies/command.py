@@ -50,9 +50,11 @@ def sweep(arguments: list[str]) -> None:
             signal.signal(number, handler)
     out = options.out or folder / "REPORT.md"
     if (folder / "ledger").is_dir():
-        print(
-            "\n" + write_report(folder / "ledger", out, study.name, only=work.records, missing=work.failures)
-        )
+        text = write_report(
+            folder / "ledger", out, study.name, study.metrics,
+            only=work.records, missing=work.failures, reference=study.reference if finished else "",
+        )  # fmt: skip
+        print("\n" + text)
         print(f"Report: {out}")
     if not finished:
         raise SystemExit(1)
@@ -69,6 +71,10 @@ def report(arguments: list[str]) -> None:
     )
     parser.add_argument("--title", default="Results", help="heading of the report")
     parser.add_argument("--metrics", nargs="+", default=[], metavar="NAME", help="logged metrics to show")
+    parser.add_argument("--reference", default="", metavar="METHOD", help="compare with it, seed by seed")
     options = parser.parse_args(arguments)
-    print(write_report(options.folder, options.out, options.title, options.metrics))
+    text = write_report(
+        options.folder, options.out, options.title, options.metrics, reference=options.reference
+    )
+    print(text)
     print(f"Report: {options.out}")

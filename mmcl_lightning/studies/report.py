@@ -17,12 +17,15 @@ from mmcl_lightning.studies.groups import (
     group_runs,
     image_count,
     in_sections,
+    run_name,
     seeds_of,
     sort_out,
     varying,
     without_copies,
 )
+from mmcl_lightning.studies.paired import Difference, chance_beyond_two, paired_difference
 from mmcl_lightning.studies.paper import paper_value
+from mmcl_lightning.studies.plotting import plot_curves
 
 __all__ = ["write_report"]
 
@@ -44,6 +47,7 @@ def write_report(
     *,
     only: Collection[Path] | None = None,
     missing: Sequence[str] = (),
+    reference: str = "",
 ) -> str:
     """Write ``out`` and, beside it, a plot per section, ``NAME.png``, ``NAME_2.png`` and so on.
 
@@ -57,6 +61,7 @@ def write_report(
         out: Markdown file to write.
         title: Heading.
         metrics: Logged metrics to show; by default the k-NN readout, the probes and the fine-tuning.
+        reference: Method that the others are compared with, seed by seed; empty for no comparison.
         only: Files of records to count, of those in the folder; ``None`` for all.
         missing: A line on each run that left no record, to be listed.
 
@@ -65,7 +70,8 @@ def write_report(
 
     Raises:
         DataError: If there is no record, or one cannot be read.
-        ConfigError: If no run logged a metric that was asked for, or ``out`` is not a ``.md`` file.
+        ConfigError: If no run logged a metric that was asked for, no run is of the reference, or ``out`` is
+            not a ``.md`` file.
     """
     if out.suffix != ".md":
         raise ConfigError(f"the report is Markdown: --out must end in .md, got {out}")
@@ -79,6 +85,9 @@ def write_report(
     for metric in metrics:
         if metric not in known:
             raise ConfigError(f"no run logged {metric!r}; there are {', '.join(sorted(known))}")
+    names = {run_name(record) for record in records}
+    if reference and reference not in names:
+        raise ConfigError(f"no run is of the reference {reference!r}; there are {', '.join(sorted(names))}")
     finished, rest = sort_out(records)
     rest += [f"* {line}" for line in missing]
     shown = [metric for metric in metrics or _METRICS if metric in known]
@@ -88,13 +97,17 @@ def write_report(
         groups = group_runs(section, tries=held_out == "validation")
         columns = [metric for metric in shown if any(group.last(metric) for group in groups)]
         if held_out == "validation":
-            tries = _tuning_table(groups, columns[0] if columns else _METRICS[0])
+            tries = _tuning_table(groups, columns or list(_METRICS[:1]))
             parts.append(f"## Tuning: {data}, validation part\n\n{tries}")
             continue
         parts.append(f"## {data}\n\n{_table(groups, columns)}\n{_notes(section, columns)}")
+        if compared := _differences(groups, columns, reference):
+            parts.append(f"### Differences from {reference}, seed by seed\n\n{compared}")
         picture = out.with_name(f"{out.stem}{f'_{pictures + 1}' if pictures else ''}.png")
         drawn = next((metric for metric in columns if any(group.moves(metric) for group in groups)), None)
-        if drawn is not None and _plot([group for group in groups if group.curves(drawn)], drawn, picture):
+        if drawn is not None and plot_curves(
+            [group for group in groups if group.curves(drawn)], drawn, _title(drawn), picture
+        ):
             pictures += 1
             parts.append(f"![{_title(drawn)} against epochs and time]({picture.name})\n")
         elif drawn is not None:
@@ -113,15 +126,17 @@ def _table(groups: Sequence[Group], metrics: Sequence[str]) -> str:
         if (value := paper_value(group.records[0], metric)) is not None
     }  # fmt: skip
     head = ["method", "seeds"]
+    followed = {metric for metric in metrics if _followed([c for g in groups for c in g.curves(metric)])}
     for metric in metrics:
-        head += [_title(metric), "best epoch"]
+        head += [_title(metric), *(["best epoch"] if metric in followed else [])]
         head += ["paper"] if any(key[1] == metric for key in paper) else []
     head += ["images/s", "minutes", "memory, GB"]
     rows = []
     for group in groups:
         row = [group.name, str(len(group.records))]
         for metric in metrics:
-            row += [_spread(group.last(metric)), _spread(group.best(metric))]
+            row += [_spread(group.last(metric))]
+            row += [_spread(group.best(metric))] if metric in followed else []
             if any(key[1] == metric for key in paper):
                 value = paper.get((group.name, metric))
                 row.append("-" if value is None else f"{value:.3f}")
@@ -133,27 +148,74 @@ def _table(groups: Sequence[Group], metrics: Sequence[str]) -> str:
     return _markdown(head, rows)
 
 
-def _tuning_table(groups: Sequence[Group], metric: str) -> str:
-    """One row per try, with the options in which the tries of a variant differ, the best of them in bold."""
+def _differences(groups: Sequence[Group], metrics: Sequence[str], reference: str) -> str:
+    """One row per method, with the difference of each metric, and of their mean, from the reference."""
+    base = next((group for group in groups if group.name == reference), None)
+    if base is None:
+        return ""
+    columns = [[metric] for metric in metrics] + ([list(metrics)] if len(metrics) > 1 else [])
+    rows, found = [], []
+    for group in groups:
+        if group is base:
+            continue
+        cells = [paired_difference(group, base, column) for column in columns]
+        found += [cell for cell in cells if cell is not None and math.isfinite(cell.error)]
+        count = max((cell.seeds for cell in cells if cell is not None), default=0)
+        rows.append([group.name, str(count), *map(_difference, cells)])
+    titles = [_title(metric) for metric in metrics] + (["mean"] if len(metrics) > 1 else [])
+    note = ""
+    if found:
+        fewest = min(cell.seeds for cell in found)
+        note = (
+            "\nMean difference ± standard error over the seeds that both have; in bold where it exceeds two "
+            f"standard errors. Of {len(found)} comparisons {sum(cell.counts for cell in found)} do; with "
+            f"{fewest} seeds chance alone does so in {chance_beyond_two(fewest):.0%} of them.\n"
+        )
+    return _markdown(["method", "seeds", *titles], rows) + note
+
+
+def _followed(curves: Sequence[Sequence[Any]]) -> bool:
+    """Whether there are readouts between the first and the last, of which one may be the best."""
+    return any(len(curve) > 2 for curve in curves)
+
+
+def _difference(found: Difference | None) -> str:
+    if found is None:
+        return "-"
+    text = f"{found.mean:+.4f}" + (f" ± {found.error:.4f}" if math.isfinite(found.error) else "")
+    return f"**{text}**" if found.counts else text
+
+
+def _tuning_table(groups: Sequence[Group], metrics: Sequence[str]) -> str:
+    """One row per try, with the options in which the tries of a variant differ, the best of them in bold.
+
+    Of several metrics the mean decides, as it does in a study that is tuned by them.
+    """
+    titles = [_title(metric) for metric in metrics] + (["mean"] if len(metrics) > 1 else [])
     rows = []
     for name in dict.fromkeys(group.name for group in groups):
         tries = [group for group in groups if group.name == name]
         firsts = [group.records[0] for group in tries]
         options, differing = [flat_options(record.config) for record in firsts], varying(firsts)
-        values = [group.last(metric)[0] if group.last(metric) else -math.inf for group in tries]
-        for option, value in zip(options, values, strict=True):
+        values = [[(group.last(metric) or [-math.inf])[0] for metric in metrics] for group in tries]
+        means = [math.fsum(of_try) / len(of_try) for of_try in values]
+        for option, of_try, mean in zip(options, values, means, strict=True):
             words = ", ".join(f"{key.rpartition('.')[2]} = {option.get(key)}" for key in differing) or "-"
-            text = f"{value:.3f}" if value > -math.inf else "-"
-            rows.append([name, words, f"**{text}**" if -math.inf < value == max(values) else text])
-    return _markdown(["method", "tried", _title(metric)], rows)
+            shown = [*of_try, mean] if len(of_try) > 1 else of_try
+            cells = [f"{value:.3f}" if value > -math.inf else "-" for value in shown]
+            if -math.inf < mean == max(means):
+                cells[-1] = f"**{cells[-1]}**"
+            rows.append([name, words, *cells])
+    return _markdown(["method", "tried", *titles], rows)
 
 
 def _notes(records: Sequence[Record], metrics: Sequence[str]) -> str:
     """Return what the numbers depend on: protocol, data, code, machine."""
-    lines = [
-        "Mean ± standard deviation over seeds at the end of training; *best epoch* is chosen in hindsight, "
-        "the readout before training included."
-    ]
+    lines = ["Mean ± standard deviation over seeds at the end of training."]
+    if _followed([record.metrics[m].curve for record in records for m in metrics if m in record.metrics]):
+        lines = [
+            f"{lines[0][:-1]}; *best epoch* is chosen in hindsight, the readout before training included."
+        ]
     first = records[0]
     for metric in [metric for metric in metrics if metric.endswith("top1")][:1]:
         count = re.match(r"[1-9]\d*", image_count(first, "query"))
@@ -193,40 +255,6 @@ def _machine(record: Record) -> str:
     parts = record.hardware
     text = f"{parts.get('cpu')}, {parts.get('cores')} cores, {parts.get('threads')} threads per run"
     return text + (f", {parts['gpu']}" if "gpu" in parts else "") + f", torch {parts.get('torch')}"
-
-
-def _plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
-    """Draw mean and range over seeds against epochs and minutes; return whether matplotlib is there."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
-    colors = plt.get_cmap("tab10" if len(groups) <= 10 else "tab20")
-    for index, group in enumerate(groups):
-        curves = group.curves(metric)
-        common = min(map(len, curves))
-        points = [[curve[i] for curve in curves] for i in range(common)]
-        label = " " + group.name.replace("$", r"\$")  # matplotlib hides _names, and reads $ as maths
-        style: dict[str, Any] = {"color": colors(index % colors.N)}
-        for axis, column, unit in ((axes[0], 0, 1.0), (axes[1], 2, 60.0)):
-            x = [statistics.mean(point[column] for point in at) / unit for at in points]
-            y = [[point[3] for point in at] for at in points]
-            axis.plot(x, [statistics.mean(values) for values in y], label=label, **style)
-            band = {**style, "alpha": 0.12, "linewidth": 0}
-            axis.fill_between(x, [min(v) for v in y], [max(v) for v in y], **band)
-    for axis, unit_name in zip(axes, ("epochs", "minutes, readouts included"), strict=True):
-        axis.set_xlabel(unit_name)
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel(_title(metric))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return True
 
 
 def _title(metric: str) -> str:

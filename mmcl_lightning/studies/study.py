@@ -73,6 +73,8 @@ class Study:
         tuning: Options that the tuning runs have beside the others, typically ``data.validation_subset``.
         tuning_metric: Logged metric whose last value decides, or several whose mean does; the largest wins.
         tuning_seed: Seed of the tuning runs.
+        metrics: Logged metrics that the report shows; none for the usual ones.
+        reference: Variant that the report compares the others with, seed by seed; empty for none.
     """
 
     name: str
@@ -82,6 +84,8 @@ class Study:
     tuning: dict[str, Any] = field(default_factory=dict)
     tuning_metric: str | list[str] = "knn/top1"
     tuning_seed: int = 0
+    metrics: tuple[str, ...] = ()
+    reference: str = ""
 
     @property
     def tuning_metrics(self) -> list[str]:
@@ -92,17 +96,13 @@ class Study:
     def load(cls, path: Path) -> Study:
         """Read a study from YAML.
 
+        A study with ``base: OTHER.yaml``, a file beside it, is laid over that one: its options, tuning and
+        variants join those there, and replace what has the same name.
+
         Raises:
             ConfigError: If the file is missing, no YAML, or says something that a study does not have.
         """
-        try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"{path} cannot be read as a study ({type(error).__name__}: {error})"
-            ) from error
-        if not isinstance(content, dict):
-            raise ConfigError(f"{path} is no study: it must be a mapping with name, options, variants, seeds")
+        content = _content(path)
         given = content.pop("variants", None) or {}
         if not isinstance(given, dict) or not all(isinstance(parts or {}, dict) for parts in given.values()):
             raise ConfigError(f"{path}: variants must be a mapping from names to options and tune")
@@ -115,12 +115,16 @@ class Study:
                 for name, parts in given.items()
             )
             content = {"name": path.stem, **content, "options": content.get("options") or {}}
+            metrics = content.get("metrics") or []
+            if not isinstance(metrics, list) or not all(isinstance(metric, str) for metric in metrics):
+                raise ConfigError(f"{path}: metrics must be a list of names, got {metrics!r}")
+            content["metrics"] = tuple(metrics)
             study = cls(variants=variants, seeds=tuple(seeds), **content)
         except TypeError as error:  # of the constructor: it names an argument that it does not have
             unknown = str(error).rpartition("argument ")[2]
             raise ConfigError(
                 f"{path}: a study has no {unknown}: it has name, options, variants (each with options and "
-                "tune), seeds, tuning, tuning_metric and tuning_seed"
+                "tune), seeds, tuning, tuning_metric, tuning_seed, metrics and reference"
             ) from error
         study.check(path)
         return study
@@ -151,6 +155,11 @@ class Study:
                 f"{self.tuning_metric!r} and {self.tuning_seed!r}"
             )
         self._check_names(path)
+        known = [variant.name for variant in self.variants]
+        if self.reference and self.reference not in known:
+            raise ConfigError(
+                f"{path}: reference {self.reference!r} is no variant; there are {', '.join(known)}"
+            )
         for variant in self.variants:
             if isinstance(variant.tune, list) and len({tuple(sorted(choice)) for choice in variant.tune}) > 1:
                 raise ConfigError(f"{path}: {variant.name}: every try must give a value to the same options")
@@ -202,6 +211,26 @@ class Study:
             text = _text(value)  # argparse takes a separate value that starts with - for an option
             arguments += [f"--{option}={text}"] if text.startswith("-") else [f"--{option}", text]
         return Run(name, variant.name, ("fit", *arguments), seed, choice)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Return what a file says, laid over what its base says."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as a study ({type(error).__name__}: {error})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is no study: it must be a mapping with name, options, variants, seeds")
+    base = content.pop("base", None)
+    if base is None:
+        return content
+    if not isinstance(base, str) or Path(base).name == path.name:
+        raise ConfigError(f"{path}: base must be the name of another study beside it, got {base!r}")
+    below = _content(path.with_name(base))
+    for part in ("options", "tuning", "variants"):
+        if isinstance(below.get(part), dict) and isinstance(content.get(part, {}), dict):
+            content[part] = {**below[part], **content.get(part, {})}
+    return {**below, "name": path.stem, **content}
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -86,6 +86,8 @@ def test_values_of_any_kind_become_one_argument(tmp_path: Path) -> None:
         (TEXT.replace("[1.0, 2.0, 4.0]", "1.0"), "must be a list"),
         (TEXT.replace("{model.gamma: [1.0, 2.0, 4.0]}", "[{a: 1}, {b: 2}]"), "a value to the same options"),
         (TEXT.replace("{model.gamma: [1.0, 2.0, 4.0]}", "[{a: 1}, 3]"), "ours: tune must be a mapping"),
+        (TEXT + "reference: theirs", "reference 'theirs' is no variant; there are ours, plain"),
+        (TEXT + "metrics: knn/top1", "metrics must be a list of names, got 'knn/top1'"),
         (TEXT + "tuning_metric: []", r"a name or a list of names, .* got \[\] and 0"),
         (TEXT.replace("seeds:", "seedz:"), "a study has no 'seedz': it has name, options, variants"),
         (TEXT.replace("    tune:", "    tunes:"), "a study has no 'tunes': it has name, options, variants"),
@@ -96,6 +98,24 @@ def test_a_study_that_cannot_run_says_why(tmp_path: Path, text: str, message: st
         study(tmp_path, text)
     with pytest.raises(ConfigError, match="cannot be read"):
         Study.load(tmp_path / "missing.yaml")
+
+
+def test_a_study_may_be_laid_over_another(tmp_path: Path) -> None:
+    study(tmp_path)
+    (tmp_path / "more.yaml").write_text(
+        "base: study.yaml\noptions: {data.batch_size: 64}\nseeds: [3]\nreference: plain\n"
+        "metrics: [knn/top1]\nvariants: {other: {options: {a: 1}}}\n"
+    )
+    more = Study.load(tmp_path / "more.yaml")
+    assert (more.name, more.seeds, more.reference, more.metrics) == ("more", (3,), "plain", ("knn/top1",))
+    assert more.options == {"config": "base.yaml", "trainer.max_epochs": 2, "data.batch_size": 64}
+    assert [variant.name for variant in more.variants] == ["ours", "plain", "other"]
+    assert more.tuning == {"data.validation_subset": 10}
+    (tmp_path / "more.yaml").write_text("base: more.yaml\n")
+    with pytest.raises(
+        ConfigError, match=r"base must be the name of another study beside it, got 'more\.yaml'"
+    ):
+        Study.load(tmp_path / "more.yaml")
 
 
 def test_long_and_negative_values(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""Differences seed by seed, against numbers by hand and against SciPy."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from records import record
+from scipy.stats import t
+
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.ledger import Metric
+from mmcl_lightning.studies.groups import Group
+from mmcl_lightning.studies.paired import chance_beyond_two, paired_difference
+from mmcl_lightning.studies.report import write_report
+
+
+def group(name: str, values: dict[int, float], second: float | None = None) -> Group:
+    records = []
+    for seed, value in values.items():
+        metrics = {"knn/top1": Metric([[2.0, 20, 60.0, value]])}
+        if second is not None:
+            metrics["logistic/top1"] = Metric([[2.0, 20, 60.0, second * seed]])
+        records.append(record(label=name, config_hash=name, seed=seed, metrics=metrics))
+    return Group(name, tuple(records))
+
+
+def test_the_difference_is_over_common_seeds() -> None:
+    ours, theirs = group("a", {0: 0.5, 1: 0.7, 2: 0.6, 7: 0.9}), group("b", {2: 0.5, 0: 0.45, 1: 0.6, 8: 0.1})
+    found = paired_difference(ours, theirs, ["knn/top1"])
+    assert found is not None
+    assert (found.mean, found.seeds) == (pytest.approx((0.05 + 0.1 + 0.1) / 3), 3)
+    spread = math.sqrt(((0.05 - 0.25 / 3) ** 2 + 2 * (0.1 - 0.25 / 3) ** 2) / 2)
+    assert found.error == pytest.approx(spread / math.sqrt(3))
+    assert found.counts
+    assert paired_difference(ours, group("b", {9: 0.5}), ["knn/top1"]) is None
+    assert paired_difference(ours, theirs, ["linear/top1"]) is None
+
+
+def test_one_seed_has_no_error() -> None:
+    found = paired_difference(group("a", {0: 0.9}), group("b", {0: 0.1}), ["knn/top1"])
+    assert found is not None
+    assert not found.counts
+
+
+def test_the_mean_of_several_metrics_is_compared() -> None:
+    ours, theirs = group("a", {1: 0.5, 2: 0.5}, second=0.2), group("b", {1: 0.4, 2: 0.4}, second=0.1)
+    found = paired_difference(ours, theirs, ["knn/top1", "logistic/top1"])
+    assert found is not None
+    assert found.mean == pytest.approx((0.1 + 0.15) / 2)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 4, 6, 20])
+def test_chance_equals_scipy(seeds: int) -> None:
+    assert chance_beyond_two(seeds) == pytest.approx(2 * t.sf(2, seeds - 1), abs=1e-6)
+
+
+def test_the_report_has_the_differences(tmp_path: Path) -> None:
+    for name, values in (("ours", {0: 0.50, 1: 0.52, 2: 0.51}), ("theirs", {0: 0.40, 1: 0.43, 2: 0.42})):
+        for part in group(name, values).records:
+            part.write(tmp_path / f"{name}{part.seed}.json")
+    text = write_report(tmp_path, tmp_path / "r.md", reference="ours")
+    assert "### Differences from ours, seed by seed" in text
+    assert "| theirs | 3 | **-0.0933 ± 0.0033** |" in text
+    assert "Of 1 comparisons 1 do; with 3 seeds chance alone does so in 18% of them." in text
+    assert "best epoch" not in text  # one readout each
+    with pytest.raises(ConfigError, match="no run is of the reference 'mine'; there are ours, theirs"):
+        write_report(tmp_path, tmp_path / "r.md", reference="mine")
