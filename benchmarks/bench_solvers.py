@@ -184,7 +184,7 @@ def best(setting: Setting, device: torch.device) -> tuple[MaxMarginDual, Tensor,
 
 def judge(row: Row, criterion: MMCLLoss, optimum: tuple[MaxMarginDual, Tensor, Tensor] | None) -> None:
     """Note how good the alpha of the last call is, the worst problem of the batch."""
-    problem, solution = criterion.last_problem, criterion.last_solution
+    problem, solution = criterion.last_duals[0].problem, criterion.last_duals[0].solution
     assert problem is not None and solution is not None  # noqa: PT018
     row.steps = solution.steps.double().mean().item()
     if optimum is None:

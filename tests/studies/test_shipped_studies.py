@@ -10,7 +10,9 @@ from mmcl_lightning.cli import main
 from mmcl_lightning.recipes import find_recipe, recipe_folder
 from mmcl_lightning.studies import Study
 
+ROOT = Path(__file__).parents[2]
 STUDIES = sorted((recipe_folder() / "ablations").glob("*.yaml"))
+FORMS = sorted(set((ROOT / "benchmarks").glob("forms_*.yaml")) - {ROOT / "benchmarks" / "forms_run.yaml"})
 
 
 def test_a_shipped_study_is_found_by_its_name() -> None:
@@ -27,3 +29,18 @@ def test_every_run_parses(path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             main([*run.arguments, "--print_config"])
         assert stopped.value.code == 0, capsys.readouterr().err
     assert len({str(variant.options) for variant in study.variants}) == len(study.variants)
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_every_method_of_the_forms_study_parses_with_every_try(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # its configurations are named from there
+    study = Study.load(path)
+    tried = [len(variant.tries()) for variant in study.variants if variant.tune]
+    assert set(tried) <= {6}  # the same for every method
+    for variant in study.variants:
+        for run in study.tuning_runs(variant)[-1:] + study.runs(variant, variant.tries()[-1])[:1]:
+            with pytest.raises(SystemExit) as stopped:
+                main([*run.arguments, "--print_config"])
+            assert stopped.value.code == 0, capsys.readouterr().err
