@@ -66,7 +66,7 @@ class Record:
         pretraining: Of an evaluation, the method, configuration, seed and epochs of the run that it
             evaluates, where that run's record lies beside its checkpoint.
         method: Loss and what it was solved by, in words.
-        config: Resolved configuration, without where it writes.
+        config: Resolved configuration, without where it writes and where its data lies.
         config_hash: Hash of it without the seed: equal for the seeds of one variant.
         seed: Seed of the run.
         commit: Commit of the package's checkout, with ``+`` where files were changed; empty without git.
@@ -80,6 +80,7 @@ class Record:
         peak_memory: Bytes of GPU memory, or of the process where there is no GPU.
         started: Date and time in UTC, ISO 8601.
         metrics: Everything logged, by name.
+        arguments: Of a run of a study, the arguments of ``mmcl`` that made it, but for where its data lies.
     """
 
     status: str
@@ -100,6 +101,7 @@ class Record:
     metrics: dict[str, Metric]
     label: str = ""
     pretraining: dict[str, Any] | None = None
+    arguments: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -143,7 +145,7 @@ class Record:
             "status": str, "method": str, "config": dict, "config_hash": str, "seed": int | None,
             "commit": str, "data": dict, "protocols": dict, "hardware": dict, "epochs": int, "steps": int,
             "seconds": int | float, "images_per_second": int | float | None, "peak_memory": int | None,
-            "started": str, "label": str, "pretraining": dict | None,
+            "started": str, "label": str, "pretraining": dict | None, "arguments": list,
         }  # fmt: skip
         for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind):

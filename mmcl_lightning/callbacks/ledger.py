@@ -210,6 +210,9 @@ def _config(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
         if isinstance(callback, SaveConfigCallback):
             config: dict[str, Any] = yaml.safe_load(callback.parser.dump(callback.config))
             config["trainer"] = {k: v for k, v in config["trainer"].items() if k not in _PLACES}
+            data = config.get("data")
+            if isinstance(data, dict) and isinstance(data.get("init_args"), dict):
+                data["init_args"].pop("root", None)  # where the images lie is not what they are
             return {name: value for name, value in config.items() if name != "config"}
     kind = type(module)
     path = f"{kind.__module__}.{kind.__qualname__}"

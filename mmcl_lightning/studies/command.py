@@ -32,6 +32,9 @@ def sweep(arguments: list[str]) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all studies (runs)")
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="runs at a time (1)")
     parser.add_argument("--out", type=Path, help="report to write (REPORT.md in the study's folder)")
+    parser.add_argument(
+        "--records", type=Path, help="folder for the records of finished runs (ledger in the study's folder)"
+    )
     options, extra = parser.parse_known_args(arguments)
     study = Study.load(Path(find_recipe(options.study)))
     folder = options.runs / study.name
@@ -40,7 +43,7 @@ def sweep(arguments: list[str]) -> None:
     # Runs must not outlive a sweep. SIGINT too: a script's background job, and what it starts, ignores it.
     before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        work = Sweep(study, folder, options.parallel, extra)
+        work = Sweep(study, folder, options.parallel, extra, options.records)
         finished = work.run()
     except KeyboardInterrupt:
         print("stopped: the same command goes on where it was", file=sys.stderr)
@@ -49,9 +52,9 @@ def sweep(arguments: list[str]) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     out = options.out or folder / "REPORT.md"
-    if (folder / "ledger").is_dir():
+    if work.record_folder.is_dir():
         text = write_report(
-            folder / "ledger", out, study.name, study.metrics,
+            work.record_folder, out, study.name, study.metrics,
             only=work.records, missing=work.failures, reference=study.reference if finished else "",
         )  # fmt: skip
         print("\n" + text)

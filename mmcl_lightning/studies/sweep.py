@@ -32,23 +32,33 @@ __all__ = ["Sweep"]
 class Sweep:
     """Runs of a study below one folder.
 
-    A run is finished once its record says so and was made by the same arguments; it is then never run again.
-    A run that was stopped goes on from its last checkpoint, where the recipe writes one.
+    A run is finished once its record says so and was made by the same arguments; it is then never run again,
+    also where only the record is left, as on another machine. A run that was stopped goes on from its last
+    checkpoint, where the recipe writes one.
 
     Args:
         study: What to run.
         folder: Folder for this study's runs; each gets ``output.txt``, checkpoints and ``ledger.json``.
         parallel: Runs at a time. Each gets its share of the processor's cores.
         extra: Further arguments for every run, such as ``["--data.root", "data"]``.
+        records: Folder for the records of finished runs; ``None`` for ``ledger`` in ``folder``.
     """
 
-    def __init__(self, study: Study, folder: Path, parallel: int = 1, extra: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        study: Study,
+        folder: Path,
+        parallel: int = 1,
+        extra: list[str] | None = None,
+        records: Path | None = None,
+    ) -> None:
         if parallel < 1:
             raise ConfigError(f"parallel must be >= 1, got {parallel}")
         if any("seed_everything" in argument for argument in extra or ()):
             raise ConfigError("--seed_everything would be the seed of every run: the study's seeds say it")
         self.study, self.folder, self.parallel = study, folder, parallel
         self.extra = tuple(extra or ())
+        self.record_folder = folder / "ledger" if records is None else records
         self.failures: list[str] = []
         self._lock = threading.Lock()
         self._left = 0
@@ -197,6 +207,11 @@ class Sweep:
         """Whether the run has a record that says so, by these arguments; files it with its label."""
         folder = self.folder / run.name
         target = self._ledger(run)
+        made_by = _without_root(self._arguments(run))
+        if target.exists():
+            filed = Record.read(target)
+            if filed.status == "finished" and filed.arguments == made_by:
+                return True
         try:
             same = json.loads((folder / "arguments.json").read_text()) == self._arguments(run)
         except (OSError, ValueError):
@@ -205,18 +220,16 @@ class Sweep:
             _set_aside(folder)
             target.unlink(missing_ok=True)
             return False
-        if target.exists():
-            return True
         for found in folder.glob("run/*/ledger.json"):
             record = Record.read(found)
             if record.status == "finished":
-                record.label = run.label
+                record.label, record.arguments = run.label, made_by
                 record.write(target)
                 return True
         return False
 
     def _ledger(self, run: Run) -> Path:
-        return self.folder / "ledger" / f"{run.name.replace('/', ', ')}.json"
+        return self.record_folder / f"{run.name.replace('/', ', ')}.json"
 
     def _score(self, run: Run) -> str:
         metrics = Record.read(self._ledger(run)).metrics
@@ -241,6 +254,17 @@ def _hold(folder: Path) -> Iterator[tuple[int, ...]]:
                 f"another sweep, or a run that it left behind, is at work in {folder}: wait or stop it"
             ) from None
         yield (file.fileno(),)
+
+
+def _without_root(arguments: list[str]) -> list[str]:
+    """Return arguments without ``--data.root``: the same images may lie elsewhere on another machine."""
+    kept, values = [], iter(arguments)
+    for argument in values:
+        if argument == "--data.root":
+            next(values, None)
+        elif not argument.startswith("--data.root="):
+            kept.append(argument)
+    return kept
 
 
 def _last_line(output: Path) -> str:

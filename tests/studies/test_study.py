@@ -289,6 +289,21 @@ def test_the_best_value_is_run_with_every_seed_and_nothing_twice(
     assert again.called == []
 
 
+def test_a_record_alone_is_a_finished_run_wherever_the_data_lies(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    first = Rehearsal(study(tmp_path), tmp_path / "one", extra=["--data.root", "here"], records=records)
+    assert first.run()
+    assert len(list(records.glob("*.json"))) == 7
+    filed = Record.read(records / "plain, seed 1.json")
+    assert filed.arguments[-2:] == ["--data.seed", "1"]
+    again = Rehearsal(study(tmp_path), tmp_path / "two", extra=["--data.root=there"], records=records)
+    assert again.run()
+    assert again.called == []
+    other = Rehearsal(study(tmp_path), tmp_path / "three", extra=["--trainer.max_epochs=3"], records=records)
+    assert other.run()
+    assert len(other.called) == 7
+
+
 def test_other_options_run_again_and_set_the_old_aside(tmp_path: Path) -> None:
     text = "variants: {plain: }\noptions: {trainer.max_epochs: 2}"
     assert Rehearsal(study(tmp_path, text), tmp_path / "runs").run()
