@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from mmcl_lightning.svm import Solver
 from mmcl_lightning.svm.negatives import at_bound, is_support
 
 __all__ = ["MMCLLoss", "svm_stats"]
+
+log = logging.getLogger(__name__)
 
 #: Options of the rule that a schedule may change, beside fields of the kernel and of the solver.
 _SCHEDULED = ("C", "reg", "drop_at_bound")
@@ -57,7 +60,8 @@ class MMCLLoss(WeightedContrastiveLoss):
             entry, no alpha exceeds ``2 / reg``, and a larger C does nothing; see ``docs/choosing.md``.
         reg: Ridge on every dual, >= 0.
         form: ``"paper"``, ``"log"`` or ``"nce"``.
-        temperature: T > 0 of the forms ``"log"`` and ``"nce"``, 0.2 by default. The paper's form has none.
+        temperature: T > 0 of the forms ``"log"`` and ``"nce"``, 0.2 by default. The paper's form has none,
+            and says so where one is given.
         negatives: ``"both"`` views of every other image, 2 (B - 1) as in the paper's Algorithm 1, or
             only the view of the positive (``"one"``), B - 1 as in the published code.
         symmetric: Let each view be the positive once and average. The paper and the published code do not.
@@ -73,8 +77,7 @@ class MMCLLoss(WeightedContrastiveLoss):
             call begins.
 
     Raises:
-        ConfigError: If ``C <= 0``, ``reg < 0``, an option is unknown, or a temperature is given to the
-            paper's form.
+        ConfigError: If ``C <= 0``, ``reg < 0`` or an option is unknown.
 
     Example:
         >>> from mmcl_lightning.kernels import RBF
@@ -105,10 +108,11 @@ class MMCLLoss(WeightedContrastiveLoss):
     ):
         if form not in ("paper", "log", "nce"):
             raise ConfigError(f"form must be 'paper', 'log' or 'nce', got {form!r}")
-        if form == "paper" and temperature is not None:
-            raise ConfigError(
-                f"the paper's form has no temperature, got {temperature!r}: set form to 'log' or 'nce', or "
-                "change the width of the kernel"
+        if form == "paper" and temperature is not None:  # as where one loss of a recipe replaces another
+            log.warning(
+                "MMCLLoss: temperature=%r is not used, since the paper's form has none: the width of the "
+                "kernel takes its place",
+                temperature,
             )
         super().__init__(
             SupportVectors(kernel, solver, C, reg, drop_at_bound, assume_unit_diag),  # type: ignore[arg-type]
@@ -120,7 +124,7 @@ class MMCLLoss(WeightedContrastiveLoss):
             gather=gather,
         )
         self.form = form
-        if form == "paper":
+        if temperature is None and form == "paper":
             self.temperature = None
 
     @classmethod

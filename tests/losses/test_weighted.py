@@ -376,7 +376,7 @@ def test_the_names_in_tables() -> None:
     [
         (lambda: MMCLLoss(form="softmax"), "form must be 'paper', 'log' or 'nce', got 'softmax'"),
         (lambda: WeightedContrastiveLoss(form="paper"), "form must be 'log' or 'nce', got 'paper'"),
-        (lambda: MMCLLoss(temperature=0.2), "the paper's form has no temperature, got 0.2: set form"),
+        (lambda: MMCLLoss(temperature=0), "temperature must be > 0, got 0"),
         (lambda: MMCLLoss(form="log", temperature=0), "temperature must be > 0, got 0"),
         (lambda: WeightedContrastiveLoss("near"), r"such as weights=Near\(beta=5.0\), got 'near'"),
         (lambda: Near(-1.0), "beta must be a finite number >= 0, got -1.0"),
@@ -391,6 +391,13 @@ def test_the_names_in_tables() -> None:
 def test_options_are_checked(build: Any, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         build()
+
+
+def test_a_temperature_that_is_not_used_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A recipe's loss that is replaced on the command line leaves its temperature behind."""
+    loss = MMCLLoss(temperature=0.5)
+    assert "temperature=0.5 is not used, since the paper's form has none" in caplog.text
+    assert loss(*make_views(6, 4)) == MMCLLoss()(*make_views(6, 4))
 
 
 def test_a_schedule_may_change_the_temperature() -> None:
