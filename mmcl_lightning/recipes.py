@@ -44,12 +44,13 @@ def find_recipe(name: str) -> str:
         if inside and shipped.is_file():
             return str(shipped)
     studies = sorted(f"ablations/{path.name}" for path in (recipe_folder() / "ablations").glob("*.yaml"))
+    known = [recipe.removesuffix(".yaml") for recipe in recipe_names()]
     near = difflib.get_close_matches(name, [*recipe_names(), *studies], n=1)
     near = near or difflib.get_close_matches(Path(name).name, recipe_names(), n=1)
     raise ConfigError(
         f"no configuration {name!r}, neither as a file (looked in {Path.cwd()}) nor as a recipe"
         + (f"; did you mean {near[0]}?" if near else ".")
-        + (f" Studies: {', '.join(studies)}" if "/" in name else f" Recipes: {', '.join(recipe_names())}")
+        + (f" Studies: {', '.join(studies)}" if "/" in name else f" Recipes: {', '.join(known)}")
     )
 
 

@@ -178,7 +178,7 @@ def rgb(colour: str) -> tuple[int, ...]:
 def test_queries_are_of_as_many_classes_as_there_are() -> None:
     targets = torch.tensor([2, 2, 2, 0, -1, 0, 1])
     images = HeldOutImages((torch.zeros(7, 3, 4, 4),), targets, torch.arange(7))
-    found = SupportVectors(images, None, None, None)  # type: ignore[arg-type]
+    found = SupportVectors(images, None, None)  # type: ignore[arg-type]
     assert found.choose_queries(4) == [0, 3, 4, 6]
     assert found.choose_queries(6) == [0, 1, 3, 4, 5, 6]
     assert found.choose_queries(99) == list(range(7))
@@ -357,7 +357,7 @@ def test_letters_that_the_font_lacks() -> None:
     images = HeldOutImages(
         (torch.zeros(2, 3, 4, 4),), torch.tensor([0, 1]), torch.arange(2), None, ["猫", "é"]
     )
-    found = SupportVectors(images, None, None, None)  # type: ignore[arg-type]
+    found = SupportVectors(images, None, None)  # type: ignore[arg-type]
     assert [found._caption(i) for i in (0, 1)] == ["class 0", "é"]
 
 
