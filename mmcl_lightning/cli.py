@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from mmcl_lightning._checkpoints import newest_checkpoint, read_file
 from mmcl_lightning._messages import class_names, essence, plain_message, quieten
 from mmcl_lightning.callbacks import Ledger, OnlineKNN, RepresentationWriter, ResumableCheckpoint
+from mmcl_lightning.callbacks.progress import progress_bar
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules.export import export
 from mmcl_lightning.negatives import InspectingTrainer
@@ -105,6 +106,15 @@ class MMCLCLI(LightningCLI):
         batches = self.config[self.config.subcommand].trainer.accumulate_grad_batches
         if batches < 1:
             raise ConfigError(f"trainer.accumulate_grad_batches must be an integer >= 1, got {batches}")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """Build the trainer, with our progress bar in place of Lightning's."""
+        trainer: Any = super().instantiate_trainer(**kwargs)
+        callbacks: list[Any] = trainer.callbacks
+        for index, callback in enumerate(callbacks):
+            if type(callback) in (RichProgressBar, TQDMProgressBar):  # a subclass is the user's own
+                callbacks[index] = progress_bar()
+        return trainer
 
     def after_instantiate_classes(self) -> None:
         """Say where a checkpoint that is about to be resumed differs from the configuration."""

@@ -80,6 +80,8 @@ class Record:
         peak_memory: Bytes of GPU memory, or of the process where there is no GPU.
         started: Date and time in UTC, ISO 8601.
         metrics: Everything logged, by name.
+        loss: Class and options of the loss as it was at the end, as ``class_path`` and ``init_args``;
+            ``None`` where there is none, or the record is of an earlier version.
         arguments: Of a run of a study, the arguments of ``mmcl`` that made it, but for where its data lies.
     """
 
@@ -101,6 +103,7 @@ class Record:
     metrics: dict[str, Metric]
     label: str = ""
     pretraining: dict[str, Any] | None = None
+    loss: dict[str, Any] | None = None
     arguments: list[str] = field(default_factory=list)
 
     @property
@@ -145,7 +148,8 @@ class Record:
             "status": str, "method": str, "config": dict, "config_hash": str, "seed": int | None,
             "commit": str, "data": dict, "protocols": dict, "hardware": dict, "epochs": int, "steps": int,
             "seconds": int | float, "images_per_second": int | float | None, "peak_memory": int | None,
-            "started": str, "label": str, "pretraining": dict | None, "arguments": list,
+            "started": str, "label": str, "pretraining": dict | None,
+            "loss": dict | None, "arguments": list,
         }  # fmt: skip
         for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind):

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mmcl_lightning import ledger
+from mmcl_lightning._specs import to_spec
 from mmcl_lightning.callbacks.readout import has_trained
 from mmcl_lightning.errors import DataError
 from mmcl_lightning.ledger import Metric, Record
@@ -139,6 +140,7 @@ class Ledger(Callback):
             started=self._started,
             metrics=metrics,
             pretraining=_pretraining(module),
+            loss=_loss(module),
         ).write(self._path)
 
 
@@ -226,6 +228,12 @@ def _method(module: LightningModule) -> str:
     return type(module).__name__  # MoCo, an evaluation, somebody else's module
 
 
+def _loss(module: LightningModule) -> dict[str, Any] | None:
+    criterion = getattr(module, "criterion", None)
+    found: dict[str, Any] | None = to_spec(criterion) if isinstance(criterion, ContrastiveLoss) else None
+    return found
+
+
 def _data(trainer: Trainer) -> dict[str, Any]:
     datamodule: Any = getattr(trainer, "datamodule", None)
     found: dict[str, Any] = {"class": type(datamodule).__name__ if datamodule is not None else None}
@@ -248,7 +256,10 @@ def _pretraining(module: LightningModule) -> dict[str, Any] | None:
     except DataError as error:
         rank_zero_warn(f"the ledger will not say what is evaluated: {error}")
         return None
-    return {name: getattr(record, name) for name in ("name", "method", "config", "seed", "epochs", "commit")}
+    return {
+        name: getattr(record, name)
+        for name in ("name", "method", "config", "seed", "epochs", "commit", "loss")
+    }
 
 
 def _protocols(trainer: Trainer) -> dict[str, str]:

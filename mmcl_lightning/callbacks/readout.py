@@ -97,7 +97,7 @@ class FeatureReadout(Callback):
         if self._begin(trainer, "epoch"):
             self._values, self._owed = self.readout(trainer, pl_module), False
             self.record(trainer, trainer.current_epoch + 1)
-            _log(pl_module, self._values, prog_bar=True)
+            _log(pl_module, self._values)
         self._end(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmcl_lightning._options import is_number
+from mmcl_lightning._specs import to_spec
 from mmcl_lightning.distributed import gather_objects, layout
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.metrics import topk_correct
 from mmcl_lightning.models import feature_dim
 from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
 from mmcl_lightning.modules.resumable import ResumableModule
-from mmcl_lightning.modules.specs import to_spec
 from mmcl_lightning.modules.weights import backbone_from
 
 if TYPE_CHECKING:

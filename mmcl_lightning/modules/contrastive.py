@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import math
 import warnings
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -13,12 +15,12 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from mmcl_lightning._options import check_flags, check_whole, is_number
+from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
 from mmcl_lightning.modules.chunked import encode_in_chunks
 from mmcl_lightning.modules.resumable import ResumableModule
-from mmcl_lightning.modules.specs import from_spec, to_spec
 from mmcl_lightning.optim import WarmupConstant, WarmupCosine, parameter_groups, scale_learning_rate
 
 __all__ = ["ContrastiveModule"]
@@ -184,17 +186,15 @@ class ContrastiveModule(ResumableModule):
         return encode_in_chunks(encode, views, self.chunk_size, [self.backbone, self.projection_head])
 
     def _record_options(self) -> None:
-        """Store the options in plain data; under LightningCLI they are stored as the YAML has them."""
+        """Store what the constructor was given in plain data; under LightningCLI as the YAML has it."""
+        frame = _constructor_frame(self)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`.*")
-            self.save_hyperparameters(frame=_caller_frame())
+            self.save_hyperparameters(frame=frame)  # of LightningCLI, if it builds this module
         if "_instantiator" in self.hparams:
             return
-        options = {name: to_spec(value) for name, value in self.hparams.items()}
-        if type(self) is not ContrastiveModule:
-            options.pop("criterion", None)  # a thin subclass builds it from the other options
         self.hparams.clear()
-        self.hparams.update(options)
+        self.hparams.update({name: to_spec(value) for name, value in _arguments(frame).items()})
         self._hparams_initial = copy.deepcopy(self._hparams)  # what loggers write; no copies of live modules
 
 
@@ -205,14 +205,26 @@ def _plain(value: Any) -> Any:
     return to_spec(value) if is_number(value) else value
 
 
-def _caller_frame() -> Any:
-    """Frame of the ``__init__`` that called :meth:`ContrastiveModule._record_options`."""
-    import inspect
+def _constructor_frame(module: object) -> FrameType:
+    """Return the frame in which the constructor of the module's own class, or subclass, runs."""
+    frame, outermost = inspect.currentframe(), None
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is module:
+            outermost = frame
+        frame = frame.f_back
+    assert outermost is not None
+    return outermost
 
-    frame = inspect.currentframe()
-    assert frame is not None
-    assert frame.f_back is not None
-    return frame.f_back.f_back
+
+def _arguments(frame: FrameType) -> dict[str, Any]:
+    """Return what a constructor was given, by name.
+
+    Of a subclass these are its own arguments, and those that it passes on by ``**kwargs``, not what it makes
+    of them: so ``type(module)(**arguments)`` builds the module again.
+    """
+    names, _, keywords, values = inspect.getargvalues(frame)
+    given = {name: values[name] for name in names if name != "self"}
+    return given | (values[keywords] if keywords else {})
 
 
 def _head(head: str | nn.Module, backbone: nn.Module, hidden_dim: int | None, output_dim: int) -> nn.Module:

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback
 
+from mmcl_lightning._specs import from_spec
 from mmcl_lightning.callbacks.svm import SVMSolverCallback
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import Kernel
 from mmcl_lightning.losses import MMCLLoss
 from mmcl_lightning.modules.contrastive import ContrastiveModule
-from mmcl_lightning.modules.specs import from_spec
 from mmcl_lightning.svm import Solver
 
 __all__ = ["MMCL"]

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcl_lightning._options import check_flags, check_whole, is_number
+from mmcl_lightning._specs import from_spec
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses.mixing import HardNegativeMixing, MixingDraws
 from mmcl_lightning.losses.queue import InfoNCELoss, check_finite, unit_rows
 from mmcl_lightning.models import feature_dim
 from mmcl_lightning.modules.contrastive import ContrastiveModule
-from mmcl_lightning.modules.specs import from_spec
 
 __all__ = ["MoCo"]
 

@@ -12,8 +12,8 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmcl_lightning._specs import to_spec
 from mmcl_lightning.errors import ConfigError, NumericalError
-from mmcl_lightning.modules.specs import to_spec
 
 __all__ = ["ResumableModule"]
 
@@ -50,7 +50,7 @@ class ResumableModule(LightningModule):
 
     def _schedule(self) -> dict[str, Any]:
         """Options of the schedule, which goes on as it was too."""
-        return {name: self.hparams[name] for name in ("lr_schedule", "warmup") if name in self.hparams}
+        return {name: getattr(self, name) for name in ("lr_schedule", "warmup") if hasattr(self, name)}
 
     def on_train_start(self) -> None:
         """Let an interrupted epoch continue with the next batch, and a finished one with the next epoch."""

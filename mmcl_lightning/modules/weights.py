@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mmcl_lightning._checkpoints import read_file
+from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.models import build_backbone
-from mmcl_lightning.modules.specs import from_spec, to_spec
 
 __all__ = ["BackboneFile", "backbone_from", "digests", "load_backbone", "read_backbone"]
 

@@ -24,7 +24,9 @@ def paper_value(record: Record, metric: str) -> float | None:
         record: Record of a pretraining run or of a linear evaluation.
         metric: Name of the logged metric.
     """
-    origin = record.pretraining or {"method": record.method, "config": record.config, "epochs": record.epochs}
+    origin = record.pretraining or {
+        "method": record.method, "config": record.config, "epochs": record.epochs, "loss": record.loss
+    }  # fmt: skip
     config, method = origin["config"], str(origin["method"])
     data, model = _options(config, "data"), _options(config, "model")
     data_class = str(config.get("data", {}).get("class_path", "")).rpartition(".")[2]
@@ -39,7 +41,7 @@ def paper_value(record: Record, metric: str) -> float | None:
         if batch == 256:
             value = tables["linear_by_solver"].get(data_class, {}).get(solver, None if solver else value)
     elif metric == "knn/top1" and origin["epochs"] == _KNN_EPOCHS and batch == 256:
-        name = _kernel(model) if loss == "MMCL" else loss
+        name = _kernel(origin.get("loss"), model) if loss == "MMCL" else loss
         value = tables["knn"].get(data_class, {}).get(name)
     return None if value is None else value / 100
 
@@ -50,6 +52,8 @@ def _options(config: dict[str, Any], part: str) -> dict[str, Any]:
     return options
 
 
-def _kernel(model: dict[str, Any]) -> str:
-    kernel = model.get("kernel") or {}
+def _kernel(loss: dict[str, Any] | None, model: dict[str, Any]) -> str:
+    """Name of the kernel of the loss; records of an earlier version have it in the model's options alone."""
+    criterion = (loss or model.get("criterion") or {}).get("init_args") or model
+    kernel = criterion.get("kernel") or {}
     return str(kernel.get("class_path", "RBF")).rpartition(".")[2]

@@ -16,7 +16,7 @@ from runs import TINY, FlatNet, mmcl, shapes, simclr, trainer
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import RBF, Intersection, Linear, Polynomial, Tanh
-from mmcl_lightning.losses import ContrastiveLoss, MMCLLoss, NTXentLoss
+from mmcl_lightning.losses import ContrastiveLoss, HCLLoss, MMCLLoss, NTXentLoss
 from mmcl_lightning.modules import MMCL, ContrastiveModule, SimCLR
 from mmcl_lightning.optim import LARS
 from mmcl_lightning.svm import Exact, Inverse, ProjectedGradient
@@ -103,6 +103,35 @@ def test_contrastive_module_brings_its_loss(criterion: ContrastiveLoss, tmp_path
     assert loaded.criterion.options() == criterion.options()
     assert torch.equal(representation(loaded), representation(module))
     saved(tmp_path, loaded)  # and it trains on
+
+
+class Sharpened(ContrastiveModule):
+    """A user's module that has the loss as an option, and passes others on."""
+
+    def __init__(self, criterion: ContrastiveLoss, factor: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(criterion, **kwargs)
+        self.factor = factor
+
+
+class Fixed(ContrastiveModule):
+    """One that sets an option of the base by itself."""
+
+    def __init__(self, factor: float, **kwargs: Any) -> None:
+        super().__init__(NTXentLoss(1 / factor), lr_schedule="cosine", **kwargs)
+
+
+def test_a_module_of_the_user_is_rebuilt_from_what_it_was_given(tmp_path: Path) -> None:
+    module = Sharpened(HCLLoss(beta=2.0), factor=3.0, **TINY)
+    loaded = Sharpened.load_from_checkpoint(saved(tmp_path, module))
+    assert isinstance(loaded.criterion, HCLLoss)
+    assert (loaded.criterion.beta, loaded.factor) == (2.0, 3.0)
+    assert torch.equal(representation(loaded), representation(module))
+
+    fixed = Fixed(5.0, **TINY)
+    assert dict(fixed.hparams) == {"factor": 5.0, **TINY}
+    again = Fixed.load_from_checkpoint(saved(tmp_path, fixed))
+    assert (again.criterion.temperature, again.lr_schedule) == (0.2, "cosine")
+    assert torch.equal(representation(again), representation(fixed))
 
 
 def test_a_loss_can_be_changed_on_load(tmp_path: Path) -> None:

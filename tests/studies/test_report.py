@@ -206,7 +206,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def of_paper(**changes: Any) -> Any:
     init = {"backbone": "resnet50", "kernel": {"class_path": "mmcl_lightning.kernels.RBF"}}
-    data = {"class_path": "x.STL10DataModule", "init_args": {"batch_size": 256}}
+    data = {"class_path": f"x.{changes.pop('data_set', 'STL10DataModule')}", "init_args": {"batch_size": 256}}
     config = {"model": {"init_args": init}, "data": data}
     return record(**{"config": config, "method": "MMCL, Inverse", "epochs": 200, **changes})
 
@@ -222,6 +222,21 @@ def test_the_papers_value_is_there_for_the_papers_run_only() -> None:
     assert paper_value(of_paper(pretraining=origin), "linear/top1") == pytest.approx(0.8744)
     run.config["data"]["init_args"]["train_subset"] = 5000
     assert paper_value(run, "knn/top1") is None, "a subset is another experiment"
+
+
+def test_the_kernel_is_that_of_the_loss_wherever_the_configuration_has_it() -> None:
+    """A criterion of ContrastiveModule has its kernel below it, and a default is in no configuration."""
+    linear = {"init_args": {"kernel": {"class_path": "mmcl_lightning.kernels.Linear"}}}
+    run = of_paper(loss=linear)
+    expected = paper_value(run, "knn/top1")
+    assert expected is not None
+    assert expected != paper_value(of_paper(), "knn/top1")
+    old = of_paper()
+    del old.config["model"]["init_args"]["kernel"]
+    old.config["model"]["init_args"]["criterion"] = linear
+    assert paper_value(old, "knn/top1") == expected
+    origin = {"method": "MMCL, Inverse", "config": of_paper().config, "epochs": 200, "loss": linear}
+    assert paper_value(of_paper(pretraining=origin), "knn/top1") == expected
 
 
 def test_methods_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import torch
 from helpers import BASELINES, KERNELS, SOLVERS, WEIGHTED, make_views
 from torch import Tensor, nn
 
+from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import RBF, Tanh
 from mmcl_lightning.losses import ContrastiveLoss, HCLLoss, HingeLoss, MMCLLoss, NTXentLoss
 from mmcl_lightning.losses.contrast import Contrast
-from mmcl_lightning.modules.specs import from_spec, to_spec
 from mmcl_lightning.svm import Exact, ProjectedGradient
 
 MMCL_LOSSES = (

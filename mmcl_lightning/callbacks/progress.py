@@ -1,0 +1,73 @@
+"""Progress bars that show what one looks at during a run, in a line of 80 columns."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.utilities.imports import _RICH_AVAILABLE
+
+__all__ = ["RichBar", "TextBar", "progress_bar"]
+
+#: Logged metrics, and what the bar calls them.
+_SHOWN = {"train/loss": "loss", "knn/top1": "k-NN", "val/top1": "top-1"}
+
+
+class _FewMetrics(ProgressBar):
+    """Loss, k-NN accuracy, images per second and the time left of the whole run."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._start: tuple[float, int] | None = None  # time and step of this session's first batch
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        super().on_train_start(trainer, pl_module)
+        self._start = time.monotonic(), trainer.global_step
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Return what the bar shows; everything else is in TensorBoard."""
+        logged = trainer.callback_metrics
+        shown: dict[str, Any] = {
+            short: f"{float(logged[name]):.3f}" for name, short in _SHOWN.items() if name in logged
+        }
+        if "time/images_per_second" in logged:
+            shown["img/s"] = f"{float(logged['time/images_per_second']):.0f}"
+        if (left := self._seconds_left(trainer)) is not None:
+            hours = f"{left // 3600:.0f}:" if left >= 3600 else ""
+            shown["left"] = f"{hours}{left // 60 % 60:02.0f}:{left % 60:02.0f}"
+        return shown
+
+    def _seconds_left(self, trainer: Trainer) -> float | None:
+        """Estimate from the steps of this session, readouts and validations included; None if unknown."""
+        if self._start is None or not trainer.training:
+            return None
+        since, first = self._start
+        done = trainer.global_step - first
+        total = trainer.estimated_stepping_batches
+        if done < 1 or total == float("inf"):
+            return None
+        return (time.monotonic() - since) / done * max(0.0, total - trainer.global_step)
+
+
+class TextBar(_FewMetrics, TQDMProgressBar):
+    """Lightning's plain bar with few metrics; see :func:`progress_bar`."""
+
+    BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}"  # the time left is that of the run, in postfix
+
+
+class RichBar(_FewMetrics, RichProgressBar):
+    """Lightning's rich bar with few metrics; see :func:`progress_bar`."""
+
+    def configure_columns(self, trainer: Trainer) -> list[Any]:
+        """Return epoch, a short bar and batches; the metrics come after them."""
+        description, bar, batches, *_ = super().configure_columns(trainer)
+        bar.bar_width = 8
+        return [description, bar, batches]
+
+
+def progress_bar() -> ProgressBar:
+    """Return the rich bar where rich is installed, else the plain one."""
+    return RichBar() if _RICH_AVAILABLE else TextBar()

@@ -1,0 +1,56 @@
+"""The progress bar fits a line of 80 columns, and says how long the run will take."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from runs import shapes, simclr, trainer
+
+from mmcl_lightning.callbacks import HealthPanel, OnlineKNN, OnlineLinearProbe, Throughput
+from mmcl_lightning.callbacks.progress import RichBar, TextBar, progress_bar
+
+
+@pytest.mark.parametrize("kind", [RichBar, TextBar])
+def test_few_metrics_in_eighty_columns(
+    kind: type, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    bar = kind()
+    callbacks = [HealthPanel(), OnlineLinearProbe(), OnlineKNN(k=5), Throughput(), bar]
+    run = trainer(tmp_path, *callbacks, max_epochs=2, enable_progress_bar=True, log_every_n_steps=1)
+    run.fit(simclr(), shapes())
+    captured = capfd.readouterr()
+    lines = [line for line in re.split(r"[\r\n]", captured.out + captured.err) if "k-NN" in line]
+    assert lines
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", lines[-1]).strip()
+    assert all(name in plain for name in ("Epoch 1", "loss", "k-NN", "img/s"))
+    assert "rankme" not in plain
+    assert len(plain) <= 80
+
+
+def test_the_time_left_is_that_of_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bar, clock, seen = TextBar(), iter(range(0, 10_000, 10)), []
+    monkeypatch.setattr("mmcl_lightning.callbacks.progress.time.monotonic", lambda: float(next(clock)))
+    watch = bar.get_metrics
+    monkeypatch.setattr(
+        bar, "get_metrics", lambda t, m: seen.append((t.global_step, watch(t, m))) or seen[-1][1]
+    )
+    run = trainer(tmp_path, bar, max_epochs=3, enable_progress_bar=True)
+    run.fit(simclr(), shapes())
+    total = run.global_step
+    # The clock moves 10 s per look, and there is a look per step.
+    for step, metrics in seen:
+        if "left" in metrics and 0 < step < total:
+            minutes, seconds = map(int, metrics["left"].split(":"))
+            assert 0 < 60 * minutes + seconds <= 20 * (total - step)
+    assert any("left" in metrics for _, metrics in seen)
+
+
+def test_the_rich_bar_where_rich_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcl_lightning.callbacks.progress._RICH_AVAILABLE", True)
+    assert isinstance(progress_bar(), RichBar)
+    monkeypatch.setattr("mmcl_lightning.callbacks.progress._RICH_AVAILABLE", False)
+    assert isinstance(progress_bar(), TextBar)
