@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,28 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from mmcl_lightning.callbacks import HealthPanel, LogisticReadout, OnlineKNN, OnlineLinearProbe
+from mmcl_lightning.callbacks.readout import FeatureReadout
 from mmcl_lightning.datamodules import ShapesDataModule
 from mmcl_lightning.modules import MMCL, MoCo, SimCLR
+
+#: How to make every readout, for small data: each meets the tests of tests/test_enrolment.py.
+READOUTS: tuple[Callable[[], FeatureReadout], ...] = (
+    functools.partial(HealthPanel, images=16, view_images=8),
+    LogisticReadout,
+    functools.partial(OnlineKNN, k=5),
+    OnlineLinearProbe,
+)
+
+
+#: Every data module, with the tests that read files in its official layout.
+DATA_MODULES = {
+    "CIFAR10DataModule": "test_official_files.py",
+    "CIFAR100DataModule": "test_official_files.py",
+    "ImageFolderDataModule": "test_image_folder.py",
+    "STL10DataModule": "test_official_files.py",
+    "ShapesDataModule": "test_shapes.py",
+}
 
 
 class FlatNet(nn.Module):

@@ -1,0 +1,92 @@
+"""Every part that can be added is in the list that puts it before the tests of its kind."""
+
+from __future__ import annotations
+
+import inspect
+import io
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from helpers import BASELINES, KERNELS, RULES, SOLVERS, WEIGHTED
+from lightning.pytorch import Callback
+from runs import DATA_MODULES, READOUTS, Plain, shapes, simclr, trainer
+
+from mmcl_lightning import callbacks, datamodules, kernels, losses, svm
+from mmcl_lightning.callbacks.readout import FeatureReadout
+from mmcl_lightning.datamodules import SSLDataModule
+
+ROOT = Path(__file__).parent.parent
+
+
+def public(package: ModuleType, base: type) -> set[str]:
+    """Names of the public classes of a kind that can be made."""
+    found = ((name, getattr(package, name)) for name in package.__all__)
+    return {
+        name for name, thing in found
+        if inspect.isclass(thing) and issubclass(thing, base) and not inspect.isabstract(thing)
+    }  # fmt: skip
+
+
+def names(parts: tuple[object, ...]) -> set[str]:
+    return {type(part).__name__ for part in parts}
+
+
+def test_kernels_solvers_and_rules() -> None:
+    assert names(KERNELS) == public(kernels, kernels.Kernel)
+    assert names(SOLVERS) == public(svm, svm.Solver)
+    assert names(RULES) == public(losses, losses.NegativeWeights)
+
+
+def test_losses() -> None:
+    assert names((*BASELINES, *WEIGHTED)) == public(losses, losses.ContrastiveLoss)
+
+
+def test_data_modules() -> None:
+    assert set(DATA_MODULES) == public(datamodules, SSLDataModule) - {"SSLDataModule"}
+    for name, tests in DATA_MODULES.items():
+        assert name in (ROOT / "tests" / "datamodules" / tests).read_text()
+
+
+# Readouts
+
+
+def test_readouts() -> None:
+    assert {type(build()).__name__ for build in READOUTS} == public(callbacks, FeatureReadout)
+
+
+def weights(*readouts: Callback, folder: Path) -> torch.Tensor:
+    module = simclr()
+    trainer(folder, *readouts, max_epochs=2).fit(module, shapes())
+    return torch.cat([value.flatten().double() for value in module.state_dict().values()])
+
+
+@pytest.mark.parametrize("build", READOUTS, ids=lambda build: type(build()).__name__)
+def test_training_is_the_same_with_and_without_a_readout(build: type, tmp_path: Path) -> None:
+    assert torch.equal(weights(folder=tmp_path), weights(build(), folder=tmp_path))
+
+
+@pytest.mark.parametrize("build", READOUTS, ids=lambda build: type(build()).__name__)
+def test_its_values_are_logged_its_tags_documented_and_its_state_plain(build: type, tmp_path: Path) -> None:
+    readout = build()
+    run = trainer(tmp_path, readout, max_epochs=2)
+    before = set(run.callback_metrics)
+    run.fit(simclr(), shapes())
+    logged = {name for name in set(run.callback_metrics) - before if not name.startswith("train/")}
+    assert logged
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in logged if f"`{name}`" not in readme] == []
+    buffer = io.BytesIO()
+    torch.save(readout.state_dict(), buffer)
+    buffer.seek(0)
+    again = build()
+    again.load_state_dict(torch.load(buffer, weights_only=True))
+    assert again.state_dict()["values"] == readout.state_dict()["values"]
+
+
+@pytest.mark.parametrize("build", READOUTS, ids=lambda build: type(build()).__name__)
+def test_without_images_it_says_what_it_needs(build: type, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"needs|no labelled") as caught:
+        trainer(tmp_path, build()).fit(Plain())
+    assert type(build()).__name__ in str(caught.value) or "probe" in str(caught.value)
