@@ -265,7 +265,7 @@ class Given(Solver):
 
     alpha: Tensor
 
-    def _solve(self, problem: MaxMarginDual, rows: Tensor, total_rows: int) -> Solution:
+    def _solve(self, problem: MaxMarginDual) -> Solution:
         return Solution(self.alpha, Status.CONVERGED, torch.zeros(problem.B, dtype=torch.int64))
 
 

@@ -201,9 +201,10 @@ class SupportVectors(NegativeWeights):
             positive_semidefinite=kernel.positive_semidefinite,
             assume_unit_diag=self.assume_unit_diag,
             kernel_name=repr(kernel),
+            rows=contrast.rows,
+            total_rows=contrast.total_rows,
         )
-        solution = self.solver(problem, rows=contrast.rows, total_rows=contrast.total_rows)
-        return SolvedDual(problem, solution, kernel)
+        return SolvedDual(problem, self.solver(problem), kernel)
 
     def counted(self, dual: SolvedDual) -> Tensor:
         """Return alpha as it counts in a loss, shape ``(R, n)``."""

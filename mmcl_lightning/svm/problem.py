@@ -21,7 +21,7 @@ where all projections are nearly equal: there K is all ones, but the centred K i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ def max_margin_dual(
     positive_semidefinite: bool = True,
     assume_unit_diag: bool = False,
     kernel_name: str = "the kernel",
+    rows: Tensor | None = None,
+    total_rows: int | None = None,
 ) -> MaxMarginDual:
     r"""Build one box-constrained dual per anchor from a shared kernel matrix.
 
@@ -64,6 +66,9 @@ def max_margin_dual(
         positive_semidefinite: Whether the kernel guarantees a positive semi-definite ``gram``.
         assume_unit_diag: Put 1 in place of k(x+, x+), as the paper prints and the published code does.
         kernel_name: What error messages call the kernel.
+        rows: Where these problems stand among those of all processes, shape ``(B,)``, so that the random
+            start of a solver does not depend on how they are spread; 0 to B - 1 by default.
+        total_rows: Number of problems of all processes; B by default.
 
     Returns:
         ``B`` problems that share ``gram``. Nothing of size ``B * n * n`` is allocated.
@@ -109,6 +114,8 @@ def max_margin_dual(
         positive_semidefinite=positive_semidefinite,
         kernel_name=f"{kernel_name} with assume_unit_diag" if loss > reg else kernel_name,
         curvature_loss=loss,
+        rows=torch.arange(len(excluded), device=gram.device) if rows is None else rows,
+        total_rows=len(excluded) if total_rows is None else total_rows,
     )
 
 
@@ -168,6 +175,8 @@ class MaxMarginDual:
     Args:
         gram: Centred kernel matrix, shape ``(n, n)``.
         excluded: Candidates left out of each problem, the positive in column 0, shape ``(B, m)``.
+        rows: Where these problems stand among those of all processes, shape ``(B,)``.
+        total_rows: Number of problems of all processes.
         C: Upper bound of the box, > 0, possibly ``inf``.
         reg: Ridge, >= 0.
         diag_correction: What to add to k(x+, x+) of each problem, shape ``(B,)``; zero by default.
@@ -178,6 +187,8 @@ class MaxMarginDual:
 
     gram: Tensor
     excluded: Tensor
+    rows: Tensor
+    total_rows: int
     C: float
     reg: float
     diag_correction: Tensor
@@ -218,15 +229,11 @@ class MaxMarginDual:
 
     def select(self, rows: Tensor) -> MaxMarginDual:
         """Return the problems of the given rows only, shape ``(b,)`` of int64 or bool; shares ``gram``."""
-        return MaxMarginDual(
-            self.gram,
-            self.excluded[rows],
-            self.C,
-            self.reg,
-            self.diag_correction[rows],
-            self.positive_semidefinite,
-            self.kernel_name,
-            self.curvature_loss,
+        return replace(
+            self,
+            excluded=self.excluded[rows],
+            rows=self.rows[rows],
+            diag_correction=self.diag_correction[rows],
         )
 
     def signed_weights(self, alpha: Tensor) -> Tensor:

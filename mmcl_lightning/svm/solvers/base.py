@@ -20,26 +20,19 @@ class Solver(abc.ABC):
     """A way to find the dual variables. Leaves are frozen dataclasses that hold options only."""
 
     @torch.no_grad()
-    def __call__(
-        self, problem: MaxMarginDual, *, rows: Tensor | None = None, total_rows: int | None = None
-    ) -> Solution:
+    def __call__(self, problem: MaxMarginDual) -> Solution:
         """Solve all problems of a batch; no gradient is recorded.
 
         Args:
             problem: ``B`` problems over ``n`` candidates.
-            rows: Where these problems stand among those of all processes, shape ``(B,)``, so that a random
-                start does not depend on how they are spread; 0 to B - 1 by default.
-            total_rows: Number of problems of all processes; B by default.
 
         Returns:
             The solution, with ``alpha`` of shape ``(B, n)``.
         """
-        if rows is None:
-            rows = torch.arange(problem.B, device=problem.gram.device)
-        return self._solve(problem, rows, problem.B if total_rows is None else total_rows)
+        return self._solve(problem)
 
     @abc.abstractmethod
-    def _solve(self, problem: MaxMarginDual, rows: Tensor, total_rows: int) -> Solution:
+    def _solve(self, problem: MaxMarginDual) -> Solution:
         """Solve without recording gradients."""
 
 

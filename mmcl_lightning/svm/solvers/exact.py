@@ -81,7 +81,7 @@ class Exact(Solver):
         if not (is_number(self.relaxation) and 1 <= self.relaxation < 2):
             raise ConfigError(f"relaxation must be in [1, 2), got {self.relaxation!r}")
 
-    def _solve(self, problem: MaxMarginDual, rows: Tensor, total_rows: int) -> Solution:
+    def _solve(self, problem: MaxMarginDual) -> Solution:
         check_bounded(problem)
         factorisation = problem.factorise(self._penalty(problem), require_definite=True)
         rows = torch.arange(problem.B, device=problem.gram.device)

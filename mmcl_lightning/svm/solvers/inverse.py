@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from mmcl_lightning.svm.problem import MaxMarginDual
 from mmcl_lightning.svm.solution import Solution, Status
@@ -27,7 +26,7 @@ class Inverse(Solver):
     Source: Shah et al., AAAI 2022, Proposition 1 (iii).
     """
 
-    def _solve(self, problem: MaxMarginDual, rows: Tensor, total_rows: int) -> Solution:
+    def _solve(self, problem: MaxMarginDual) -> Solution:
         factorisation = problem.factorise()
         alpha = factorisation.solve_constant(2.0).clamp_(0, problem.C)
         return Solution(

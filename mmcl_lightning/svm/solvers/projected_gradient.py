@@ -96,9 +96,9 @@ class ProjectedGradient(Solver):
         }
         return cls(**(options | changes))
 
-    def _solve(self, problem: MaxMarginDual, rows: Tensor, total_rows: int) -> Solution:
+    def _solve(self, problem: MaxMarginDual) -> Solution:
         check_bounded(problem)
-        alpha = self._start(problem, rows, total_rows)
+        alpha = self._start(problem)
         step_size = self._step_size(problem)
         if self.stop == "kkt":
             return self._until_optimal(problem, alpha, step_size)
@@ -140,7 +140,7 @@ class ProjectedGradient(Solver):
         steps = torch.full((problem.B,), step, dtype=torch.int64, device=alpha.device)
         return Solution(state.alpha, status, steps)
 
-    def _start(self, problem: MaxMarginDual, rows: Tensor, total_rows: int) -> Tensor:
+    def _start(self, problem: MaxMarginDual) -> Tensor:
         """Return the starting point, shape ``(B, n)``."""
         if self.start == "zero":
             return torch.zeros_like(problem.keep)
@@ -148,8 +148,8 @@ class ProjectedGradient(Solver):
             return problem.factorise().solve_constant(2.0).clamp_(0, problem.C)
         # Drawn on the CPU for all problems of all processes, so that neither matters to the result.
         generator = torch.Generator().manual_seed(self.seed)
-        draws = torch.randn(total_rows, problem.n, generator=generator)
-        return problem.clip(draws[rows.cpu()].to(problem.gram))
+        draws = torch.randn(problem.total_rows, problem.n, generator=generator)
+        return problem.clip(draws[problem.rows.cpu()].to(problem.gram))
 
     def _step_size(self, problem: MaxMarginDual) -> Tensor:
         """Return the step of each problem, shape ``(B, 1)``."""

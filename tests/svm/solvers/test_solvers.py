@@ -132,9 +132,9 @@ def test_a_batch_equals_the_stack_of_its_problems(case: Case, solver: Solver) ->
     for b in some_rows(case):
         single = max_margin_dual(
             case.gram(), case.excluded[b : b + 1, 0], case.excluded[b : b + 1, 1:], C=case.C, reg=case.reg,
-            assume_unit_diag=case.assume_unit_diag,
+            assume_unit_diag=case.assume_unit_diag, rows=torch.tensor([b]), total_rows=case.images,
         )  # fmt: skip
-        alpha = solver(single, rows=torch.tensor([b]), total_rows=case.images).alpha
+        alpha = solver(single).alpha
         torch.testing.assert_close(alpha[0], whole[b], rtol=1e-7, atol=1e-8 * scale)
 
 
