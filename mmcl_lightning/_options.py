@@ -6,12 +6,14 @@ option, and ``"no"`` in place of a flag would count as true.
 
 from __future__ import annotations
 
+import math
 import numbers
+from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["check_flags", "check_whole", "is_number", "is_whole"]
+__all__ = ["check_choice", "check_flags", "check_number", "check_whole", "is_number", "is_whole"]
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -36,3 +38,39 @@ def check_whole(low: int, **values: Any) -> None:
     for name, value in values.items():
         if not (is_whole(value) and value >= low):
             raise ConfigError(f"{name} must be an integer >= {low}, got {value!r}")
+
+
+def check_number(
+    name: str, value: Any, rule: str, hint: str = "", *, also: str = "", infinite: bool = False
+) -> None:
+    """Raise :class:`ConfigError` unless an option is a number within its range.
+
+    Args:
+        name: Name of the option.
+        value: What was given.
+        rule: The range as the message says it: ``"> 0"``, ``">= 0"``, or an interval, ``"in [0, 1)"``.
+        hint: What the message says after the value, such as which numbers are usual.
+        also: What else the option may be, as the message says it; the caller has seen that it is not.
+        infinite: Whether infinity is in the range.
+    """
+    if not (is_number(value) and _fits(float(value), rule) and (infinite or math.isfinite(value))):
+        kind = f"a {'' if infinite else 'finite '}number {rule}{f' or {also}' if also else ''}"
+        raise ConfigError(f"{name} must be {kind}, got {value!r}{f': {hint}' if hint else ''}")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Raise :class:`ConfigError` unless an option is one of ``choices``."""
+    known = list(choices)
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in known):
+        *most, last = map(repr, known)
+        words = f"{', '.join(most)} or {last}" if most else last
+        raise ConfigError(f"{name} must be {words}, got {value!r}")
+
+
+def _fits(value: float, rule: str) -> bool:
+    if rule.startswith("in "):
+        low, high = (float(end) for end in rule[4:-1].split(","))
+        above = value >= low if rule[3] == "[" else value > low
+        return above and (value <= high if rule[-1] == "]" else value < high)
+    comparison, _, bound = rule.partition(" ")
+    return value >= float(bound) if comparison == ">=" else value > float(bound)

@@ -11,14 +11,13 @@ the kernel ablation of its appendix.
 from __future__ import annotations
 
 import abc
-import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
-from mmcl_lightning._options import is_number, is_whole
+from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning.errors import ConfigError, ShapeError
 
 __all__ = ["RBF", "Intersection", "Kernel", "Linear", "Polynomial", "Tanh", "squared_distances"]
@@ -100,19 +99,14 @@ class RBF(Kernel):
         if self.gamma is not None and self.sigma2 is not None:
             raise ConfigError(f"give gamma or sigma2, not both: gamma={self.gamma}, sigma2={self.sigma2}")
         if self.sigma2 is not None:
-            if not (is_number(self.sigma2) and self.sigma2 > 0):
-                raise ConfigError(f"sigma2 must be > 0, got {self.sigma2!r}")
+            check_number("sigma2", self.sigma2, "> 0", infinite=True)
             object.__setattr__(self, "gamma", 1 / (2 * self.sigma2))
             object.__setattr__(self, "sigma2", None)  # one stored form, so that replace() and == work
         elif self.gamma is None:
             object.__setattr__(self, "gamma", 1.0)
-        if isinstance(self.gamma, str):
-            if self.gamma != "median":
-                raise ConfigError(f"gamma must be a number > 0 or 'median', got {self.gamma!r}")
-        elif not (is_number(self.gamma) and 0 < self.gamma < math.inf):
-            raise ConfigError(f"gamma must be a number > 0 or 'median', got {self.gamma!r}")
-        else:
-            object.__setattr__(self, "gamma", float(self.gamma))  # a NumPy scalar, say
+        if self.gamma != "median":
+            check_number("gamma", self.gamma, "> 0", also="'median'")
+            object.__setattr__(self, "gamma", float(cast(float, self.gamma)))  # a NumPy scalar, say
 
     def _values(self, x: Tensor, y: Tensor) -> Tensor:
         gamma = self.fit(y).gamma if self.gamma == "median" else self.gamma
@@ -167,12 +161,9 @@ class Polynomial(Kernel):
     offset: float = 0.5
 
     def __post_init__(self) -> None:
-        if not (is_whole(self.degree) and self.degree >= 1):
-            raise ConfigError(f"degree must be an integer >= 1, got {self.degree!r}")
-        if not (is_number(self.gamma) and 0 < self.gamma < math.inf):
-            raise ConfigError(f"gamma must be a finite number > 0, got {self.gamma!r}")
-        if not (is_number(self.offset) and 0 <= self.offset < math.inf):
-            raise ConfigError(f"offset must be a finite number >= 0, got {self.offset!r}")
+        check_whole(1, degree=self.degree)
+        check_number("gamma", self.gamma, "> 0")
+        check_number("offset", self.offset, ">= 0")
 
     def _values(self, x: Tensor, y: Tensor) -> Tensor:
         return (self.gamma * (x @ y.T) + self.offset) ** self.degree
@@ -201,10 +192,8 @@ class Tanh(Kernel):
     positive_semidefinite = False
 
     def __post_init__(self) -> None:
-        if not (is_number(self.gamma) and 0 < self.gamma < math.inf):
-            raise ConfigError(f"gamma must be a finite number > 0, got {self.gamma!r}")
-        if not (is_number(self.offset) and math.isfinite(self.offset)):
-            raise ConfigError(f"offset must be a finite number, got {self.offset!r}")
+        check_number("gamma", self.gamma, "> 0")
+        check_number("offset", self.offset, "> -inf")
 
     def _values(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.tanh(self.gamma * (x @ y.T) + self.offset)

@@ -37,11 +37,11 @@ def find_recipe(name: str) -> str:
         ConfigError: If there is neither; the message lists the recipes.
     """
     for candidate in (name, f"{name}.yaml"):
-        if Path(candidate).is_file():
+        if _is_file(Path(candidate)):
             return candidate
         shipped = recipe_folder() / candidate
         inside = not Path(candidate).is_absolute() and ".." not in Path(candidate).parts
-        if inside and shipped.is_file():
+        if inside and _is_file(shipped):
             return str(shipped)
     studies = sorted(f"ablations/{path.name}" for path in (recipe_folder() / "ablations").glob("*.yaml"))
     known = [recipe.removesuffix(".yaml") for recipe in recipe_names()]
@@ -54,10 +54,18 @@ def find_recipe(name: str) -> str:
     )
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
 class RecipeFile(ActionConfigFile):
     """``--config`` that takes a path or the name of a shipped recipe.
 
-    A file with ``base: OTHER`` is laid over that other recipe, and so says only what differs from it.
+    A file with ``base: OTHER`` is laid over that other recipe, and so says only what differs from it. The
+    other is looked for beside the file first, so that a shipped recipe always has a shipped one below it.
     """
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
@@ -94,7 +102,8 @@ def layers(name: str) -> list[str]:
             return found
         if not isinstance(base, str):
             raise ConfigError(f"{path}: base must be the name of a recipe or file, got {base!r}")
-        name = base
+        beside = [Path(path).parent / base, Path(path).parent / f"{base}.yaml"]
+        name = next((str(file) for file in beside if _is_file(file)), base)
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -58,8 +58,8 @@ QUICK = ["fit", "--config=quickstart", *SMALL]
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--model.C=-1"], "C must be a number > 0, or .inf for no upper bound, got -1.0"),
-        (["--model.kernel.gamma=-1"], "gamma must be a number > 0 or 'median', got -1.0"),
+        (["--model.C=-1"], "C must be a number > 0, got -1: .inf for no upper bound.0"),
+        (["--model.kernel.gamma=-1"], "gamma must be a finite number > 0 or 'median', got -1.0"),
         (["--data.batch_size=1"], "batch_size must be at least 2"),
         (
             ["--data.batch_size=null"],
@@ -322,7 +322,11 @@ def test_a_loss_by_its_name(options: list[str], expected: ContrastiveLoss, folde
         (["--model.criterion=HCLLos"], "there is no class 'HCLLos'; did you mean HCLLoss?", 2),
         (["--model.criterion=HCLLoss", "--model.criterion.tau=1"], "Option 'tau' is not accepted", 2),
         (["--model.criterion=HCLLoss", "--model.criterion.tau_plus=1"], "in [0, 1), got 1.0", 1),
-        (["--model.criterion=HingeLoss", "--model.criterion.margin=0"], "margin must be > 0, got 0.0", 1),
+        (
+            ["--model.criterion=HingeLoss", "--model.criterion.margin=0"],
+            "margin must be a finite number > 0, got 0.0",
+            1,
+        ),
     ],
 )
 def test_a_loss_that_does_not_exist_or_cannot_work(

@@ -135,13 +135,13 @@ def test_shapes_are_checked(kernel: Kernel, x: tuple[int, ...], y: tuple[int, ..
 @pytest.mark.parametrize(
     ("build", "match"),
     [
-        (lambda: RBF(gamma=0.0), "gamma must be a number > 0 or 'median', got 0.0"),
+        (lambda: RBF(gamma=0.0), "gamma must be a finite number > 0 or 'median', got 0.0"),
         (lambda: RBF(gamma=-1.0), "gamma .* got -1.0"),
         (lambda: RBF(gamma=float("nan")), "gamma .* got nan"),
         (lambda: RBF(gamma=float("inf")), "gamma .* got inf"),
         (lambda: RBF(gamma="mean"), "or 'median', got 'mean'"),  # type: ignore[arg-type]
-        (lambda: RBF(sigma2=0.0), "sigma2 must be > 0, got 0.0"),
-        (lambda: RBF(sigma2=-2.0), "sigma2 must be > 0, got -2.0"),
+        (lambda: RBF(sigma2=0.0), "sigma2 must be a number > 0, got 0.0"),
+        (lambda: RBF(sigma2=-2.0), "sigma2 must be a number > 0, got -2.0"),
         (lambda: RBF(gamma=1.0, sigma2=1.0), "not both: gamma=1.0, sigma2=1.0"),
         (lambda: Polynomial(degree=0), "degree must be an integer >= 1, got 0"),
         (lambda: Polynomial(degree=2.5), "degree .* got 2.5"),  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def test_shapes_are_checked(kernel: Kernel, x: tuple[int, ...], y: tuple[int, ..
         (lambda: Polynomial(degree="3"), "degree .* got '3'"),  # type: ignore[arg-type]
         (lambda: RBF(gamma=True), "gamma .* got True"),
         (lambda: Tanh(gamma=-1.0), "gamma must be a finite number > 0, got -1.0"),
-        (lambda: Tanh(offset=math.nan), "offset must be a finite number, got nan"),
+        (lambda: Tanh(offset=math.nan), "offset must be a finite number > -inf, got nan"),
     ],
 )
 def test_options_are_checked(build: type, match: str) -> None:

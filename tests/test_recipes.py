@@ -116,6 +116,18 @@ def test_a_recipe_may_be_laid_over_another(capsys: pytest.CaptureFixture[str]) -
     assert "base" not in printed
 
 
+def test_a_base_is_looked_for_beside_the_file_that_names_it() -> None:
+    Path("cifar10_moco.yaml").write_text("model: {init_args: {queue_size: 77}}\n")
+    mochi = str(recipe_folder() / "cifar10_mochi.yaml")
+    assert layers("cifar10_mochi") == [str(recipe_folder() / "cifar10_moco.yaml"), mochi]
+    Path("sub").mkdir()
+    Path("sub/a.yaml").write_text("base: b\n")
+    Path("sub/b.yaml").write_text("base: quickstart\n")
+    assert layers("sub/a.yaml")[1:] == ["sub/b.yaml", "sub/a.yaml"]
+    with pytest.raises(ConfigError, match="no configuration 'aaa"):
+        find_recipe("a" * 5000)
+
+
 def test_a_base_that_cannot_be_is_said() -> None:
     Path("a.yaml").write_text("base: b.yaml\n")
     Path("b.yaml").write_text("base: a.yaml\n")

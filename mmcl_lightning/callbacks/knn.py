@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mmcl_lightning._options import check_whole
+from mmcl_lightning._options import check_choice, check_whole
 from mmcl_lightning.callbacks.features import FeaturePass
 from mmcl_lightning.callbacks.readout import FeatureReadout, datamodule_of
 from mmcl_lightning.errors import ConfigError
@@ -89,10 +89,8 @@ class OnlineKNN(FeatureReadout):
         self.protocols = _distinct([self.protocol, *map(_protocol, further)])
         if (bank_loader is None) != (query_loader is None):
             raise ConfigError("give bank_loader and query_loader together, or neither")
-        if bank_device not in ("module", "cpu"):
-            raise ConfigError(f"bank_device must be 'module' or 'cpu', got {bank_device!r}")
-        if bank_dtype not in _DTYPES:
-            raise ConfigError(f"bank_dtype must be one of {', '.join(_DTYPES)}, got {bank_dtype!r}")
+        check_choice("bank_device", bank_device, ("module", "cpu"))
+        check_choice("bank_dtype", bank_dtype, _DTYPES)
         check_whole(1, chunk_size=chunk_size)
         if num_classes is not None:
             check_whole(1, num_classes=num_classes)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from mmcl_lightning._options import is_number
+from mmcl_lightning._options import check_number
 from mmcl_lightning.callbacks.features import FeaturePass
 from mmcl_lightning.callbacks.readout import FeatureReadout, datamodule_of
 from mmcl_lightning.errors import ConfigError
@@ -42,8 +43,9 @@ class LogisticReadout(FeatureReadout):
 
     def __init__(self, C: float = 0.01, every_n_epochs: int = 1) -> None:
         super().__init__(every_n_epochs, at_start=False)
-        if not (is_number(C) and C > 0):
-            raise ConfigError(f"C must be a number > 0, got {C!r}")
+        check_number("C", C, "> 0")
+        if importlib.util.find_spec("scipy") is None:
+            raise ConfigError('LogisticReadout needs SciPy: pip install "mmcl-lightning[evaluate]"')
         self.C = C
 
     def forget(self) -> None:

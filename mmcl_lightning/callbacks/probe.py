@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from mmcl_lightning._options import check_whole, is_number
+from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning.callbacks._batches import labels_of
 from mmcl_lightning.callbacks._online_classifier import OnlineClassifier
 from mmcl_lightning.callbacks.readout import FeatureReadout, datamodule_of
@@ -63,12 +63,8 @@ class OnlineLinearProbe(FeatureReadout):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(every_n_epochs, at_start=False)
-        for name, value, fits, rule in (
-            ("lr", lr, is_number(lr) and lr > 0, "> 0"),
-            ("weight_decay", weight_decay, is_number(weight_decay) and weight_decay >= 0, ">= 0"),
-        ):
-            if not fits:
-                raise ConfigError(f"{name} must be a number {rule}, got {value!r}")
+        check_number("lr", lr, "> 0")
+        check_number("weight_decay", weight_decay, ">= 0")
         if num_classes is not None:
             check_whole(2, num_classes=num_classes)
         self.lr = lr

@@ -14,12 +14,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 
-from mmcl_lightning._options import check_whole
+from mmcl_lightning._options import check_choice, check_whole
 from mmcl_lightning.callbacks.features import evaluating
 from mmcl_lightning.callbacks.findings import SupportVectors
 from mmcl_lightning.callbacks.held_out import HeldOutImages, held_out_loader, take_images
 from mmcl_lightning.callbacks.svm import mmcl_criterion
-from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import MMCLLoss
 
 __all__ = ["SupportVectorGrid"]
@@ -74,8 +73,7 @@ class SupportVectorGrid(Callback):
         check_whole(1, every_n_epochs=every_n_epochs, queries=queries, support_vectors=support_vectors)
         check_whole(2, images=images)
         check_whole(0, others=others, seed=seed)
-        if views not in ("augmented", "clean"):
-            raise ConfigError(f"views must be 'augmented' or 'clean', got {views!r}")
+        check_choice("views", views, ("augmented", "clean"))
         self.every_n_epochs = every_n_epochs
         self.images = images
         self.queries = queries

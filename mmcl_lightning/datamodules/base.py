@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from mmcl_lightning._options import check_whole, is_whole
+from mmcl_lightning._options import check_choice, check_whole, is_whole
 from mmcl_lightning.datamodules.loading import (
     BatchedViews,
     EpochSampler,
@@ -67,9 +67,9 @@ class SSLDataModule(LightningDataModule):
         train_transform: Augmentation of one view, or a MultiView; None for the data set's own.
         eval_transform: Transform of readout and prediction; None for the data set's own.
         augment: ``"image"``: each view by itself, as Pillow does it. ``"batch"``: the views of a batch at
-            once, as tensors, with the same draws and the same pictures but for rounding to 8 bits: faster
-            for small images. It needs images of one size and a
-            :class:`~mmcl_lightning.transforms.SimCLRTransform`.
+            once, as tensors, with the same draws: faster for small images. The pictures are the same but for
+            Pillow's rounding to 8 bits after every step, which leaves them about one grey level darker. It
+            needs images of one size and a :class:`~mmcl_lightning.transforms.SimCLRTransform`.
 
     Raises:
         ConfigError: If an option is out of its range.
@@ -103,12 +103,9 @@ class SSLDataModule(LightningDataModule):
                 check_whole(2 if part == "train" else 1, **{f"{part}_subset": count})
         if seed >= 2**63:
             raise ConfigError(f"seed must be less than 2**63, got {seed}")
-        if task not in ("pretrain", "classify"):
-            raise ConfigError(f"task must be 'pretrain' or 'classify', got {task!r}")
-        if predict_split not in ("train", "test"):
-            raise ConfigError(f"predict_split must be 'train' or 'test', got {predict_split!r}")
-        if augment not in ("image", "batch"):
-            raise ConfigError(f"augment must be 'image' or 'batch', got {augment!r}")
+        check_choice("task", task, ("pretrain", "classify"))
+        check_choice("predict_split", predict_split, ("train", "test"))
+        check_choice("augment", augment, ("image", "batch"))
         # Integers of Python: torch's loaders take no others.
         self.batch_size = int(batch_size)
         self.eval_batch_size = int(eval_batch_size)
@@ -284,15 +281,28 @@ class SSLDataModule(LightningDataModule):
     def _view_dataset(self, source: ImageSource) -> ViewDataset:
         transform: Any = self._transforms()[0]
         if self.task == "classify":
+            if self.augment == "batch":
+                raise ConfigError("augment is 'batch', which makes views to pretrain: set augment to 'image'")
             transform = transform.transform if isinstance(transform, MultiView) else transform
             return ViewDataset(source, transform, self.seed)
         views = transform if isinstance(transform, MultiView) else MultiView(transform)
         if self.augment == "image":
             return ViewDataset(source, views, self.seed)
-        if not isinstance(views.transform, SimCLRTransform):
+        view: Any = views.transform
+        kind = type(view)
+        changed = [
+            name for name in ("__call__", "apply")
+            if getattr(kind, name, None) is not getattr(SimCLRTransform, name)
+        ]  # fmt: skip
+        if changed and getattr(kind, "apply_batch", None) in (None, SimCLRTransform.apply_batch):
             raise ConfigError(
-                f"augment is 'batch', which works with SimCLRTransform, and train_transform is a "
-                f"{type(views.transform).__name__}: set augment to 'image'"
+                f"augment is 'batch', which works with SimCLRTransform, and train_transform is "
+                f"{kind.__name__}, which has {changed[0]} of its own: set augment to 'image'"
+            )
+        if type(views) is not MultiView:
+            raise ConfigError(
+                f"augment is 'batch', which works with MultiView, and train_transform is a "
+                f"{type(views).__name__}: set augment to 'image'"
             )
         return RawViewDataset(source, views, self.seed)
 

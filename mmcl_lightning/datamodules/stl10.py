@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from torchvision.datasets import STL10
 
+from mmcl_lightning._options import check_choice, check_whole
 from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.sources import ArraySource
 from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.datamodules.torchvision_files import open_torchvision
-from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform
 
 __all__ = ["STL10DataModule"]
@@ -51,10 +51,8 @@ class STL10DataModule(SSLDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if crop_size < 1:
-            raise ConfigError(f"crop_size must be at least 1 pixel, got {crop_size}")
-        if pretrain_split not in _PRETRAIN_SPLITS:
-            raise ConfigError(f"pretrain_split must be one of {_PRETRAIN_SPLITS}, got {pretrain_split!r}")
+        check_whole(1, crop_size=crop_size)
+        check_choice("pretrain_split", pretrain_split, _PRETRAIN_SPLITS)
         self.root = root
         self.download = download
         self.crop_size = crop_size

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl_lightning._options import check_flags
+from mmcl_lightning._options import check_choice, check_flags
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses.contrast import Contrast
@@ -47,8 +47,7 @@ class ContrastiveLoss(nn.Module, abc.ABC):
     ):
         super().__init__()
         check_flags(symmetric=symmetric, normalize=normalize, gather=gather)
-        if negatives not in ("both", "one"):
-            raise ConfigError(f"negatives must be 'both' or 'one', got {negatives!r}")
+        check_choice("negatives", negatives, ("both", "one"))
         self.negatives = negatives
         self.symmetric = symmetric
         self.normalize = normalize

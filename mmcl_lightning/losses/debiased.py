@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from mmcl_lightning._options import is_number
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning._options import check_number
 from mmcl_lightning.losses.contrast import Contrast
 from mmcl_lightning.losses.weighted import WeightedContrastiveLoss
 from mmcl_lightning.losses.weights import Hard, Uniform
@@ -51,18 +50,20 @@ class DebiasedLoss(WeightedContrastiveLoss):
         gather: bool = True,
     ):
         super().__init__(form="nce", temperature=temperature, normalize=normalize, gather=gather)
-        if not (is_number(tau_plus) and 0 <= tau_plus < 1):
-            raise ConfigError(f"tau_plus is a share of the negatives in [0, 1), got {tau_plus!r}")
+        check_number("tau_plus", tau_plus, "in [0, 1)", "it is a share of the negatives")
         self.tau_plus = tau_plus
 
     def _combine(self, positive: Tensor, log_sum: Tensor, contrast: Contrast) -> Tensor:
+        # By logarithms throughout: a difference of large numbers loses the gradient where positives lead.
         n = contrast.negatives
-        # All in units of the larger of the two, so that nothing overflows and not all vanishes.
-        unit = torch.maximum(positive, log_sum).detach()
-        pull = (positive - unit).exp()
-        estimate = ((log_sum - unit).exp() - n * self.tau_plus * pull) / (1 - self.tau_plus)
-        least = (math.log(n) - 1 / self.temperature - unit).exp()
-        return (pull + torch.maximum(estimate, least)).log() - (positive - unit)
+        estimate = log_sum
+        if self.tau_plus > 0:
+            share = math.log(n * self.tau_plus) + positive - log_sum  # of the sum, that is false negatives
+            some = share < 0
+            left = (-torch.expm1(torch.where(some, share, -1.0))).log() - math.log1p(-self.tau_plus)
+            estimate = torch.where(some, log_sum + left, -torch.inf)
+        least = torch.full_like(estimate, math.log(n) - 1 / self.temperature)
+        return super()._combine(positive, torch.maximum(estimate, least), contrast)
 
 
 class HCLLoss(DebiasedLoss):
@@ -99,7 +100,6 @@ class HCLLoss(DebiasedLoss):
         gather: bool = True,
     ):
         super().__init__(temperature, tau_plus, normalize=normalize, gather=gather)
-        if not (is_number(beta) and 0 <= beta < math.inf):
-            raise ConfigError(f"beta must be >= 0, got {beta!r}: 0 weighs all negatives alike")
+        check_number("beta", beta, ">= 0", "0 weighs all negatives alike")
         self.beta = beta
         self.weights = Hard(beta / temperature) if beta > 0 else Uniform()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from mmcl_lightning._options import is_number
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning._options import check_number
 from mmcl_lightning.losses.contrast import Contrast
 from mmcl_lightning.losses.weighted import WeightedContrastiveLoss
 
@@ -53,8 +50,8 @@ class DecoupledLoss(WeightedContrastiveLoss):
         gather: bool = True,
     ):
         super().__init__(form="log", temperature=temperature, normalize=normalize, gather=gather)
-        if sigma is not None and not (is_number(sigma) and 0 < sigma < math.inf):
-            raise ConfigError(f"sigma must be > 0, or None for equal weights, got {sigma!r}")
+        if sigma is not None:
+            check_number("sigma", sigma, "> 0", also="None for equal weights")
         self.sigma = sigma
 
     def _combine(self, positive: Tensor, log_sum: Tensor, contrast: Contrast) -> Tensor:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
-from mmcl_lightning._options import is_number
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning._options import check_number
 from mmcl_lightning.losses.base import ContrastiveLoss
 from mmcl_lightning.losses.contrast import Contrast
 from mmcl_lightning.losses.weighted import similarity_stats
@@ -38,8 +35,7 @@ class HingeLoss(ContrastiveLoss):
 
     def __init__(self, margin: float = 0.5, *, normalize: bool = True, gather: bool = True):
         super().__init__(normalize=normalize, gather=gather)
-        if not (is_number(margin) and 0 < margin < math.inf):
-            raise ConfigError(f"margin must be > 0, got {margin!r}: use 0.1 to 1")
+        check_number("margin", margin, "> 0", "use 0.1 to 1")
         self.margin = margin
 
     def _terms(self, contrast: Contrast) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import check_choice
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import Kernel
 from mmcl_lightning.losses.contrast import Contrast
@@ -106,8 +107,7 @@ class MMCLLoss(WeightedContrastiveLoss):
         normalize: bool = True,
         gather: bool = True,
     ):
-        if form not in ("paper", "log", "nce"):
-            raise ConfigError(f"form must be 'paper', 'log' or 'nce', got {form!r}")
+        check_choice("form", form, ("paper", "log", "nce"))
         if form == "paper" and temperature is not None:  # as where one loss of a recipe replaces another
             log.warning(
                 "MMCLLoss: temperature=%r is not used, since the paper's form has none: the width of the "

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmcl_lightning._options import is_number
+from mmcl_lightning._options import check_choice, check_number
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses.base import ContrastiveLoss
 from mmcl_lightning.losses.contrast import Contrast
@@ -70,8 +69,7 @@ class WeightedContrastiveLoss(ContrastiveLoss):
         gather: bool = True,
     ):
         super().__init__(negatives=negatives, symmetric=symmetric, normalize=normalize, gather=gather)
-        if form not in ("log", "nce"):
-            raise ConfigError(f"form must be 'log' or 'nce', got {form!r}")
+        check_choice("form", form, ("log", "nce"))
         check_temperature(temperature)
         self.weights: NegativeWeights = Uniform() if weights is None else weights
         if not isinstance(self.weights, NegativeWeights):
@@ -143,5 +141,4 @@ def similarity_stats(contrast: Contrast, similarity: Tensor) -> dict[str, Tensor
 
 def check_temperature(temperature: float) -> None:
     """Raise :class:`ConfigError` unless similarities can be divided by it."""
-    if not (is_number(temperature) and 0 < temperature < math.inf):
-        raise ConfigError(f"temperature must be > 0, got {temperature!r}: use 0.1 to 0.5")
+    check_number("temperature", temperature, "> 0", "use 0.1 to 0.5")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmcl_lightning._options import check_flags, is_number
+from mmcl_lightning._options import check_flags, check_number
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import RBF, Kernel
 from mmcl_lightning.losses.contrast import Contrast
@@ -255,5 +255,4 @@ def _normalised(logits: Tensor, contrast: Contrast) -> Tensor:
 
 
 def _check_beta(beta: float) -> None:
-    if not (is_number(beta) and 0 <= beta < math.inf):
-        raise ConfigError(f"beta must be a finite number >= 0, got {beta!r}: 0 weighs all negatives alike")
+    check_number("beta", beta, ">= 0", "0 weighs all negatives alike")

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmcl_lightning._options import check_flags
+from mmcl_lightning._options import check_choice, check_flags
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.metrics._neighbours import (
     BANK_CHUNK_SIZE,
@@ -53,8 +53,7 @@ class KNNProtocol:
     def __post_init__(self) -> None:
         _check_options(self.k, self.temperature)
         check_flags(normalize=self.normalize)
-        if self.feature not in ("h", "z"):
-            raise ConfigError(f"feature must be 'h' or 'z', got {self.feature!r}.")
+        check_choice("feature", self.feature, ("h", "z"))
 
     def describe(self) -> str:
         """Return one line to write beside a number.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmcl_lightning._options import check_whole, is_number
-from mmcl_lightning.errors import ConfigError, ShapeError
+from mmcl_lightning._options import check_number, check_whole
+from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 
 __all__ = ["LogisticModel", "fit_logistic"]
 
@@ -67,6 +66,7 @@ def fit_logistic(
     Raises:
         ConfigError: If an option is out of range, or SciPy is not installed.
         ShapeError: If the shapes do not fit together, or a target is no class.
+        NumericalError: If a feature is not finite, or so large that its square is not.
     """
     try:
         from scipy.optimize import minimize
@@ -76,8 +76,11 @@ def fit_logistic(
         ) from error
     check_whole(2, classes=classes)
     check_whole(1, max_iter=max_iter)
-    if not (is_number(C) and 0 < C < math.inf):
-        raise ConfigError(f"C must be a finite number > 0, got {C!r}")
+    check_number("C", C, "> 0")
+    check_number("gtol", gtol, ">= 0")
+    check_number("ftol", ftol, ">= 0")
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise ShapeError(f"targets must be integers, got {targets.dtype}")
     if features.ndim != 2 or targets.shape != features.shape[:1] or len(features) == 0:
         raise ShapeError(
             f"expected features (n, F) and targets (n,) with n >= 1, got {tuple(features.shape)} and "
@@ -87,6 +90,12 @@ def fit_logistic(
         raise ShapeError(
             f"targets must be in [0, {classes}), got {int(targets.min())} to {int(targets.max())}"
         )
+    if start is not None and start.weight.shape != (classes, features.shape[1]):
+        raise ShapeError(
+            f"start must have weights ({classes}, {features.shape[1]}), got {tuple(start.weight.shape)}"
+        )
+    if not features.detach().double().square().sum().isfinite():
+        raise NumericalError("features are not finite, or too large to be squared: standardise them first")
     x, y = features.detach().double(), targets.to(features.device, torch.int64)
     shape = (classes, x.shape[1] + 1)
     weights = x.new_zeros(shape)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import check_whole
 from mmcl_lightning.distributed import gather_objects, gather_uneven, layout
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.metrics._neighbours import (
@@ -102,8 +103,7 @@ def sharded_knn_accuracy(
         NumericalError: On every process, if a feature is not finite.
         ShapeError: If query and bank have different widths.
     """
-    if chunk_size < 1 or bank_chunk_size < 1:
-        raise ConfigError(f"chunk_size and bank_chunk_size must be >= 1, got {chunk_size}, {bank_chunk_size}")
+    check_whole(1, chunk_size=chunk_size, bank_chunk_size=bank_chunk_size)
     if query.features.shape[1] != bank.features.shape[1]:
         raise ShapeError(
             f"Expected query (Q, F) and bank (N, F), got {tuple(query.features.shape)} and "

@@ -11,6 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from mmcl_lightning._options import check_whole
 from mmcl_lightning.errors import ConfigError
 
 __all__ = ["Conv4", "build_backbone", "feature_dim"]
@@ -80,8 +81,7 @@ def build_backbone(
     """
     if not isinstance(name, str):
         raise ConfigError(f"backbone must be a name, such as 'resnet50', or a module, got {name!r}")
-    if in_channels < 1:
-        raise ConfigError(f"in_channels must be at least 1, got {in_channels}.")
+    check_whole(1, in_channels=in_channels)
     resnets = _resnet_names()
     if name in resnets:
         return _torchvision_resnet(name, cifar_stem, pretrained, in_channels)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from mmcl_lightning.errors import ConfigError, ShapeError
+from mmcl_lightning._options import check_whole
+from mmcl_lightning.errors import ShapeError
 
 __all__ = ["ProjectionHead"]
 
@@ -54,9 +55,7 @@ class ProjectionHead(nn.Module):
             "output_dim": output_dim,
             "num_layers": num_layers,
         }
-        for option, value in sizes.items():
-            if value < 1:
-                raise ConfigError(f"{option} must be at least 1, got {value}.")
+        check_whole(1, **sizes)
         self.input_dim, self.output_dim = input_dim, output_dim
         widths = [input_dim] + [hidden_dim] * (num_layers - 1) + [output_dim]
         layers: list[nn.Module] = []

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl_lightning._options import is_number
+from mmcl_lightning._options import check_choice, check_number
 from mmcl_lightning._specs import to_spec
 from mmcl_lightning.distributed import gather_objects, layout
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
@@ -72,11 +72,10 @@ class ClassifierModule(ResumableModule):
     ):
         super().__init__()
         self.save_hyperparameters(ignore=["backbone"])
-        if protocol not in EVALUATION_PROTOCOLS:
-            raise ConfigError(f"protocol must be one of {sorted(EVALUATION_PROTOCOLS)}, got {protocol!r}")
+        check_choice("protocol", protocol, sorted(EVALUATION_PROTOCOLS))
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if value is not None and not (is_number(value) and math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{name} must be a finite number >= 0, got {value!r}")
+            if value is not None:
+                check_number(name, value, ">= 0")
         if checkpoint is None:
             raise ConfigError(
                 "an evaluation needs weights: set --model.checkpoint to the file of a pretrained backbone, "

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from mmcl_lightning._options import check_flags, check_whole, is_number
+from mmcl_lightning._options import check_choice, check_flags, check_number, check_whole, is_number
 from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses import ContrastiveLoss
@@ -80,10 +80,8 @@ class ContrastiveModule(ResumableModule):
     ):
         super().__init__()
         self._record_options()
-        if lr_schedule not in ("cosine", "constant"):
-            raise ConfigError(f"lr_schedule must be 'cosine' or 'constant', got {lr_schedule!r}")
-        if not (is_number(warmup) and 0 <= warmup < 1):
-            raise ConfigError(f"warmup is a share of all steps in [0, 1), got {warmup!r}")
+        check_choice("lr_schedule", lr_schedule, ("cosine", "constant"))
+        check_number("warmup", warmup, "in [0, 1)", "it is a share of all steps")
         if chunk_size is not None:
             check_whole(1, chunk_size=chunk_size)
         check_flags(cifar_stem=cifar_stem)

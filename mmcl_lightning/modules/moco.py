@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmcl_lightning._options import check_flags, check_whole, is_number
+from mmcl_lightning._options import check_flags, check_number, check_whole
 from mmcl_lightning._specs import from_spec
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
@@ -50,7 +50,8 @@ class MoCo(ContrastiveModule):
         momentum: Share of its weights that the key encoder keeps in a step, in [0, 1); 0.99 for CIFAR.
         temperature: T > 0; 0.2 in MoCo v2.
         mixing: Synthetic negatives from the hardest ones of the queue (MoCHI), e.g.
-            ``{hardest: 1024, pairs: 1024, with_query: 128}``; ``None`` for none.
+            ``HardNegativeMixing(hardest=1024, pairs=1024, with_query=128)``, in YAML its arguments;
+            ``None`` for none.
         mixing_start: Epochs that pass before mixing begins; 10 to 15 in MoCHI's runs of 200.
         symmetric: Let each view give the queries once and average; twice the cost, and twice the keys.
         projection_head: As in :class:`ContrastiveModule`; ``"moco"`` for Linear F-F, ReLU, Linear F-128.
@@ -94,8 +95,7 @@ class MoCo(ContrastiveModule):
                 "mixing.hardest or raise queue_size"
             )
         check_flags(symmetric=symmetric)
-        if not (is_number(momentum) and 0 <= momentum < 1):
-            raise ConfigError(f"momentum must be in [0, 1), got {momentum!r}: use 0.99 to 0.9999")
+        check_number("momentum", momentum, "in [0, 1)", "use 0.99 to 0.9999")
         if optimizer is None:
             optimizer = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9, weight_decay=1e-4)
         super().__init__(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from mmcl_lightning._options import check_whole
 from mmcl_lightning.errors import ConfigError
 
 __all__ = ["WarmupConstant", "WarmupCosine", "WarmupLinear", "scale_learning_rate"]
@@ -145,8 +146,7 @@ def scale_learning_rate(
         >>> scale_learning_rate(0.075, 256, "sqrt"), scale_learning_rate(0.3, 512, "linear")
         (1.2, 0.6)
     """
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be at least 1, got {batch_size}.")
+    check_whole(1, batch_size=batch_size)
     factors = {"linear": batch_size / 256, "sqrt": math.sqrt(batch_size), "none": 1.0}
     if rule not in factors:
         raise ConfigError(f"Unknown scaling rule {rule!r}; choose from {sorted(factors)}.")

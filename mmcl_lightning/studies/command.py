@@ -56,6 +56,7 @@ def sweep(arguments: list[str]) -> None:
         text = write_report(
             work.record_folder, out, study.name, study.metrics,
             only=work.records, missing=work.failures, reference=study.reference if finished else "",
+            tuned_by=study.tuning_metrics,
         )  # fmt: skip
         print("\n" + text)
         print(f"Report: {out}")
@@ -77,7 +78,8 @@ def report(arguments: list[str]) -> None:
     parser.add_argument("--reference", default="", metavar="METHOD", help="compare with it, seed by seed")
     options = parser.parse_args(arguments)
     text = write_report(
-        options.folder, options.out, options.title, options.metrics, reference=options.reference
-    )
+        options.folder, options.out, options.title, options.metrics,
+        reference=options.reference, tuned_by=options.metrics,
+    )  # fmt: skip
     print(text)
     print(f"Report: {options.out}")

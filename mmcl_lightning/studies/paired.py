@@ -19,7 +19,7 @@ class Difference:
 
     Args:
         mean: Mean of the differences.
-        error: Its standard error; infinite for one seed.
+        error: Its standard error; infinite for one seed, or where a difference is not finite.
         seeds: Number of seeds.
     """
 
@@ -51,6 +51,8 @@ def paired_difference(group: Group, reference: Group, metrics: Sequence[str]) ->
     if not differences:
         return None
     count = len(differences)
+    if not all(map(math.isfinite, differences)):
+        return Difference(math.fsum(differences) / count, math.inf, count)
     error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else math.inf
     return Difference(statistics.mean(differences), error, count)
 

@@ -17,7 +17,6 @@ from mmcl_lightning.studies.groups import (
     group_runs,
     image_count,
     in_sections,
-    run_name,
     seeds_of,
     sort_out,
     varying,
@@ -48,6 +47,7 @@ def write_report(
     only: Collection[Path] | None = None,
     missing: Sequence[str] = (),
     reference: str = "",
+    tuned_by: Sequence[str] = (),
 ) -> str:
     """Write ``out`` and, beside it, a plot per section, ``NAME.png``, ``NAME_2.png`` and so on.
 
@@ -61,7 +61,9 @@ def write_report(
         out: Markdown file to write.
         title: Heading.
         metrics: Logged metrics to show; by default the k-NN readout, the probes and the fine-tuning.
-        reference: Method that the others are compared with, seed by seed; empty for no comparison.
+        reference: Method that the others are compared with, seed by seed, as the table calls it; empty for
+            no comparison.
+        tuned_by: Logged metrics whose mean chose among the tries of the tuning; by default the first shown.
         only: Files of records to count, of those in the folder; ``None`` for all.
         missing: A line on each run that left no record, to be listed.
 
@@ -85,24 +87,23 @@ def write_report(
     for metric in metrics:
         if metric not in known:
             raise ConfigError(f"no run logged {metric!r}; there are {', '.join(sorted(known))}")
-    names = {run_name(record) for record in records}
-    if reference and reference not in names:
-        raise ConfigError(f"no run is of the reference {reference!r}; there are {', '.join(sorted(names))}")
     finished, rest = sort_out(records)
     rest += [f"* {line}" for line in missing]
     shown = [metric for metric in metrics or _METRICS if metric in known]
     out.parent.mkdir(parents=True, exist_ok=True)
     parts, pictures = [f"# {title}\n"], 0
-    for (data, held_out), section in in_sections(finished).items():
+    sections = in_sections(finished)
+    _check_reference(reference, sections)
+    for (data, held_out), section in sections.items():
         groups = group_runs(section, tries=held_out == "validation")
         columns = [metric for metric in shown if any(group.last(metric) for group in groups)]
         if held_out == "validation":
-            tries = _tuning_table(groups, columns or list(_METRICS[:1]))
+            tries = _tuning_table(groups, list(tuned_by) or columns[:1] or list(_METRICS[:1]))
             parts.append(f"## Tuning: {data}, validation part\n\n{tries}")
             continue
         parts.append(f"## {data}\n\n{_table(groups, columns)}\n{_notes(section, columns)}")
         if compared := _differences(groups, columns, reference):
-            parts.append(f"### Differences from {reference}, seed by seed\n\n{compared}")
+            parts.append(f"### Differences from {' '.join(reference.split())}, seed by seed\n\n{compared}")
         picture = out.with_name(f"{out.stem}{f'_{pictures + 1}' if pictures else ''}.png")
         drawn = next((metric for metric in columns if any(group.moves(metric) for group in groups)), None)
         if drawn is not None and plot_curves(
@@ -148,6 +149,16 @@ def _table(groups: Sequence[Group], metrics: Sequence[str]) -> str:
     return _markdown(head, rows)
 
 
+def _check_reference(reference: str, sections: dict[tuple[str, str], list[Record]]) -> None:
+    """Raise :class:`ConfigError` unless the tables of results have a method of this name."""
+    if not reference:
+        return
+    results = [section for (_, held_out), section in sections.items() if held_out != "validation"]
+    names = {group.name for section in results for group in group_runs(section)}
+    if reference not in names:
+        raise ConfigError(f"no run is of the reference {reference!r}; there are {', '.join(sorted(names))}")
+
+
 def _differences(groups: Sequence[Group], metrics: Sequence[str], reference: str) -> str:
     """One row per method, with the difference of each metric, and of their mean, from the reference."""
     base = next((group for group in groups if group.name == reference), None)
@@ -160,16 +171,20 @@ def _differences(groups: Sequence[Group], metrics: Sequence[str], reference: str
             continue
         cells = [paired_difference(group, base, column) for column in columns]
         found += [cell for cell in cells if cell is not None and math.isfinite(cell.error)]
-        count = max((cell.seeds for cell in cells if cell is not None), default=0)
-        rows.append([group.name, str(count), *map(_difference, cells)])
+        counts = sorted({cell.seeds for cell in cells if cell is not None})
+        rows.append(
+            [group.name, " to ".join(map(str, counts[:1] + counts[1:][-1:])) or "0", *map(_difference, cells)]
+        )
+    if not rows:
+        return ""
     titles = [_title(metric) for metric in metrics] + (["mean"] if len(metrics) > 1 else [])
     note = ""
     if found:
-        fewest = min(cell.seeds for cell in found)
+        expected = math.fsum(chance_beyond_two(cell.seeds) for cell in found)
         note = (
             "\nMean difference ± standard error over the seeds that both have; in bold where it exceeds two "
-            f"standard errors. Of {len(found)} comparisons {sum(cell.counts for cell in found)} do; with "
-            f"{fewest} seeds chance alone does so in {chance_beyond_two(fewest):.0%} of them.\n"
+            f"standard errors. Of {len(found)} comparisons {sum(cell.counts for cell in found)} do; if there "
+            f"were no differences, {expected:.1f} of them would by chance.\n"
         )
     return _markdown(["method", "seeds", *titles], rows) + note
 

@@ -106,9 +106,20 @@ class Study:
         given = content.pop("variants", None) or {}
         if not isinstance(given, dict) or not all(isinstance(parts or {}, dict) for parts in given.values()):
             raise ConfigError(f"{path}: variants must be a mapping from names to options and tune")
+        names = [str(name) for name in given]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"{path}: two variants are called {twice!r}")
+        for name, parts in given.items():
+            strange = [part for part in parts or {} if part not in ("options", "tune")]
+            if strange:
+                raise ConfigError(f"{path}: variant {name!r} has options and tune, and no {strange[0]!r}")
+        if not all(isinstance(name, str) for name in content):
+            raise ConfigError(f"{path}: names of the parts of a study must be text, got {list(content)}")
         seeds = content.pop("seeds", [0])
-        if not (isinstance(seeds, list) and all(map(is_whole, seeds)) and len(set(seeds)) == len(seeds)):
-            raise ConfigError(f"{path}: seeds must be a list of different integers, got {seeds!r}")
+        whole = isinstance(seeds, list) and all(is_whole(seed) and seed >= 0 for seed in seeds)
+        if not whole or len(set(seeds)) < len(seeds):
+            raise ConfigError(f"{path}: seeds must be a list of different integers >= 0, got {seeds!r}")
         try:
             variants = tuple(
                 Variant(str(name), **{part: value or {} for part, value in (parts or {}).items()})
@@ -167,6 +178,11 @@ class Study:
                 if not isinstance(values, list) or not values:
                     raise ConfigError(f"{path}: {variant.name}: tune.{option} must be a list of values")
             tries = [run.name for run in self.tuning_runs(variant)]
+            if any(len(name.replace("/", ", ").encode()) > 240 for name in tries):
+                raise ConfigError(
+                    f"{path}: {variant.name}: a name and values to try are too long to name a folder by: "
+                    "shorten them"
+                )
             if len(set(tries)) < len(tries):
                 raise ConfigError(f"{path}: {variant.name}: two values to try would share a folder")
 
@@ -213,7 +229,7 @@ class Study:
         return Run(name, variant.name, ("fit", *arguments), seed, choice)
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _content(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return what a file says, laid over what its base says."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -224,13 +240,17 @@ def _content(path: Path) -> dict[str, Any]:
     base = content.pop("base", None)
     if base is None:
         return content
-    if not isinstance(base, str) or Path(base).name == path.name:
-        raise ConfigError(f"{path}: base must be the name of another study beside it, got {base!r}")
-    below = _content(path.with_name(base))
+    if not isinstance(base, str) or not base:
+        raise ConfigError(f"{path}: base must be the path of another study from here, got {base!r}")
+    below = path.parent / base
+    if below.resolve() in (file.resolve() for file in (*above, path)):
+        raise ConfigError(f"{path}: base {base!r} leads back to a study that is laid over it")
+    found = _content(below, (*above, path))
     for part in ("options", "tuning", "variants"):
-        if isinstance(below.get(part), dict) and isinstance(content.get(part, {}), dict):
-            content[part] = {**below[part], **content.get(part, {})}
-    return {**below, "name": path.stem, **content}
+        given = content.get(part) or {}
+        if isinstance(found.get(part), dict) and isinstance(given, dict):
+            content[part] = {**found[part], **given}
+    return {**found, "name": path.stem, **content}
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcl_lightning._checkpoints import newest_checkpoint
+from mmcl_lightning._options import check_whole
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record
 from mmcl_lightning.studies.study import Run, Study, Variant
@@ -52,8 +53,7 @@ class Sweep:
         extra: list[str] | None = None,
         records: Path | None = None,
     ) -> None:
-        if parallel < 1:
-            raise ConfigError(f"parallel must be >= 1, got {parallel}")
+        check_whole(1, parallel=parallel)
         if any("seed_everything" in argument for argument in extra or ()):
             raise ConfigError("--seed_everything would be the seed of every run: the study's seeds say it")
         self.study, self.folder, self.parallel = study, folder, parallel
@@ -218,7 +218,7 @@ class Sweep:
             same = False
         if not same:
             _set_aside(folder)
-            target.unlink(missing_ok=True)
+            _set_aside(target)  # not removed: it may be all that is left of another study's run
             return False
         for found in folder.glob("run/*/ledger.json"):
             record = Record.read(found)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmcl_lightning._options import is_number
+from mmcl_lightning._options import check_number
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.svm.factorisation import Factorisation, factorise
 
@@ -132,10 +132,8 @@ def _check_values(gram: Tensor, excluded: Tensor, kernel_name: str) -> None:
 
 def check_box(C: float, reg: float) -> None:
     """Raise :class:`ConfigError` unless ``C > 0`` (``inf`` allowed) and ``reg >= 0``."""
-    if not (is_number(C) and C > 0):
-        raise ConfigError(f"C must be a number > 0, or .inf for no upper bound, got {C!r}")
-    if not (is_number(reg) and 0 <= reg < math.inf):
-        raise ConfigError(f"reg must be a finite number >= 0, got {reg!r}")
+    check_number("C", C, "> 0", ".inf for no upper bound", infinite=True)
+    check_number("reg", reg, ">= 0")
 
 
 def _check_range(C: float, reg: float, dtype: torch.dtype) -> None:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mmcl_lightning._options import check_whole
 from mmcl_lightning.errors import ConfigError
 
 __all__ = ["ImageTransform", "MultiView", "check_statistics", "disagreement", "image_to_tensor"]
@@ -54,8 +55,7 @@ class MultiView:
     """
 
     def __init__(self, transform: Callable[[Any], Tensor], views: int = 2) -> None:
-        if views < 1:
-            raise ConfigError(f"views must be at least 1, got {views}")
+        check_whole(1, views=views)
         self.transform = transform
         self.views = views
 

@@ -42,17 +42,18 @@ def resampling_weights(
 
 
 def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Apply weights along both axes.
+    """Apply weights along both axes, and keep the range after each, as Pillow does.
 
     Args:
-        images: Shape ``(B, 3, H, W)``, float32.
+        images: Shape ``(B, 3, H, W)``, float32 in [0, 1].
         rows: Weights of the rows, shape ``(B, h, H)``.
         columns: Weights of the columns, shape ``(B, w, W)``.
 
     Returns:
         Shape ``(B, 3, h, w)``.
     """
-    return rows[:, None] @ images @ columns[:, None].transpose(2, 3)
+    across = (images @ columns[:, None].transpose(2, 3)).clamp_(0, 1)
+    return (rows[:, None] @ across).clamp_(0, 1)
 
 
 def adjust_colors(images: Tensor, jitter: Sequence[Sequence[tuple[int, float]]]) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mmcl_lightning._options import check_choice
 from mmcl_lightning.errors import ConfigError
 
 __all__ = ["BlurPadding", "SquareGaussianBlur", "gaussian_taps"]
@@ -49,8 +50,7 @@ class SquareGaussianBlur:
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ConfigError(f"blur_kernel must be odd and positive, got {kernel_size}")
         radius = kernel_size // 2
-        if padding not in ("reflect", "zeros"):
-            raise ConfigError(f"blur_padding must be 'reflect' or 'zeros', got {padding!r}")
+        check_choice("blur_padding", padding, ("reflect", "zeros"))
         if padding == "reflect" and radius >= size:
             raise ConfigError(f"blur_kernel {kernel_size} is too wide to reflect within {size} pixels")
         self.size = size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PIL import Image
 from torch import Tensor
 
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning.transforms.base import ImageTransform, check_statistics, image_to_tensor
 from mmcl_lightning.transforms.simclr import CIFAR_MEAN, CIFAR_STD
 
@@ -32,8 +32,8 @@ class EvalTransform(ImageTransform):
         std: tuple[float, float, float] | None = None,
     ) -> None:
         for name, value in (("resize", resize), ("crop", crop)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1 pixel or None, got {value}")
+            if value is not None:
+                check_whole(1, **{name: value})
         self.resize = resize
         self.crop = crop
         self._statistics = check_statistics(mean, std)
@@ -106,10 +106,8 @@ class CentralCrop(ImageTransform):
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
     ) -> None:
-        if size < 1:
-            raise ConfigError(f"size must be at least 1 pixel, got {size}")
-        if not 0 < fraction <= 1:
-            raise ConfigError(f"fraction is a share of each side in (0, 1], got {fraction}")
+        check_whole(1, size=size)
+        check_number("fraction", fraction, "in (0, 1]", "it is a share of each side")
         self.size = size
         self.fraction = fraction
         self._statistics = check_statistics(mean, std)

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tvf
 
+from mmcl_lightning._options import check_choice, check_number, check_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms.base import ImageTransform, check_statistics, image_to_tensor
 from mmcl_lightning.transforms.batched import adjust_colors, blend_with_gray, resample, resampling_weights
@@ -102,10 +103,8 @@ class SimCLRTransform(ImageTransform):
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
     ) -> None:
-        if size < 1:
-            raise ConfigError(f"size must be at least 1 pixel, got {size}")
-        if interpolation not in _RESAMPLING:
-            raise ConfigError(f"interpolation must be one of {sorted(_RESAMPLING)}, got {interpolation!r}")
+        check_whole(1, size=size)
+        check_choice("interpolation", interpolation, sorted(_RESAMPLING))
         self.size = size
         self.crop_scale = _interval("crop_scale", crop_scale, high=1.0)
         self.crop_ratio = _interval("crop_ratio", crop_ratio)
@@ -194,7 +193,10 @@ class SimCLRTransform(ImageTransform):
         return self._normalise(view)
 
     def apply_batch(self, images: Tensor, parameters: Sequence[SimCLRParameters]) -> Tensor:
-        """Make the views of many images at once, as :meth:`apply` does but for rounding to 8 bits.
+        """Make the views of many images at once.
+
+        As :meth:`apply`, but for Pillow's rounding to 8 bits after every step: its blends round down, so that
+        its views are about one grey level darker.
 
         Args:
             images: uint8, shape ``(B, 3, H, W)``.
@@ -209,14 +211,14 @@ class SimCLRTransform(ImageTransform):
         vflip = torch.tensor([p.vflip for p in parameters])
         rows = resampling_weights(top, bottom, vflip, height, self.size, self.interpolation)
         columns = resampling_weights(left, right, hflip, width, self.size, self.interpolation)
-        views = resample(images.float().div_(255), rows, columns).clamp_(0, 1)
+        views = resample(images.float().div_(255), rows, columns)
         adjust_colors(views, [p.jitter for p in parameters])
         gray = [i for i, p in enumerate(parameters) if p.gray]
         views[gray] = blend_with_gray(views[gray], 0.0)
         blurred = [i for i, p in enumerate(parameters) if p.sigma > 0]
         if self._blur is not None and blurred:
             matrices = torch.stack([self._blur.matrix(parameters[i].sigma) for i in blurred])
-            views[blurred] = resample(views[blurred], matrices, matrices).clamp_(0, 1)
+            views[blurred] = resample(views[blurred], matrices, matrices)
         return self._normalise(views)
 
     def _normalise(self, views: Tensor) -> Tensor:
@@ -284,8 +286,7 @@ _ADJUST = (tvf.adjust_brightness, _contrast, tvf.adjust_saturation, _hue)
 
 
 def _probability(name: str, value: float) -> float:
-    if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{name} is a probability between 0 and 1, got {value}")
+    check_number(name, value, "in [0, 1]", "it is a probability")
     return value
 
 

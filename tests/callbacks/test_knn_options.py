@@ -239,7 +239,7 @@ def test_training_is_the_same_bit_by_bit_with_all_readouts(tmp_path: Path) -> No
         ({"protocols": [{"k": 0}]}, "k must be at least 1"),
         ({"protocols": [{"k": 3, "name": "a"}, {"k": 4, "name": "a"}]}, "need different names, got a, a"),
         ({"bank_device": "gpu"}, "bank_device must be 'module' or 'cpu', got 'gpu'"),
-        ({"bank_dtype": "int8"}, "bank_dtype must be one of float32, float16, bfloat16, got 'int8'"),
+        ({"bank_dtype": "int8"}, "bank_dtype must be 'float32', 'float16' or 'bfloat16', got 'int8'"),
         ({"chunk_size": 0}, "chunk_size must be an integer >= 1"),
     ],
 )

@@ -48,5 +48,11 @@ def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
 def test_without_labels_or_a_datamodule(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="LogisticReadout needs a datamodule with knn_dataloaders"):
         trainer(tmp_path, LogisticReadout()).fit(Plain())
-    with pytest.raises(ConfigError, match="C must be a number > 0, got 0"):
+    with pytest.raises(ConfigError, match="C must be a finite number > 0, got 0"):
         LogisticReadout(C=0)
+
+
+def test_without_scipy_it_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'needs SciPy: pip install "mmcl-lightning\[evaluate\]"'):
+        LogisticReadout()

@@ -338,8 +338,8 @@ def test_what_it_cannot_work_with_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"lr": 0.0}, "lr must be a number > 0, got 0.0"),
-        ({"weight_decay": -1.0}, "weight_decay must be a number >= 0"),
+        ({"lr": 0.0}, "lr must be a finite number > 0, got 0.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be a finite number >= 0"),
         ({"every_n_epochs": 0}, "every_n_epochs must be an integer >= 1"),
         ({"num_classes": 1}, "num_classes must be an integer >= 2"),
     ],

@@ -379,8 +379,23 @@ def test_a_batch_of_views_is_a_function_of_seed_and_epoch() -> None:
 
 
 def test_what_a_batch_at_once_cannot_do_is_said() -> None:
-    with pytest.raises(ConfigError, match="train_transform is a EvalTransform: set augment to 'image'"):
+    with pytest.raises(ConfigError, match="is EvalTransform, which has __call__ of its own: set augment"):
         shapes(augment="batch", train_transform=EvalTransform(32, 32)).train_dataloader()
+
+    class Mine(SimCLRTransform):
+        def apply(self, image: Any, parameters: Any) -> Tensor:
+            return torch.full((3, self.size, self.size), 7.0)
+
+    class Pair(MultiView):
+        def __call__(self, image: Any) -> list[Tensor]:
+            return [self.transform(image), 1 - self.transform(image)]
+
+    with pytest.raises(ConfigError, match="is Mine, which has apply of its own"):
+        shapes(augment="batch", train_transform=Mine(32)).train_dataloader()
+    with pytest.raises(ConfigError, match="works with MultiView, and train_transform is a Pair"):
+        shapes(augment="batch", train_transform=Pair(SimCLRTransform(32))).train_dataloader()
+    with pytest.raises(ConfigError, match="makes views to pretrain: set augment to 'image'"):
+        shapes(augment="batch", task="classify").train_dataloader()
     collate = BatchedViews(SimCLRTransform.cifar())
     items = [((torch.zeros(3, 8, size, dtype=torch.uint8), []), 0) for size in (8, 9)]
     with pytest.raises(ConfigError, match="images of one size, and there are 8 x 8 and 9 x 8 pixels"):

@@ -164,7 +164,7 @@ def test_one_image_is_too_few(tmp_path: Path, fake: ModuleType) -> None:
         ({"image_size": 0}, "image_size must be an integer >= 1, got 0"),
         ({"holdout": 1.0}, "holdout is a fraction"),
         ({"mean": (0.5, 0.5, 0.5)}, "mean and std go together"),
-        ({"eval_resize": 0}, "resize must be at least 1 pixel"),
+        ({"eval_resize": 0}, "resize must be an integer >= 1"),
     ],
 )
 def test_options_are_checked(tmp_path: Path, options: dict, message: str) -> None:

@@ -69,6 +69,18 @@ def test_the_batches_of_the_other_tests_lie_on_both_sides_of_the_least() -> None
     assert 0 < free.sum() < 14
 
 
+@pytest.mark.parametrize("T", [0.07, 0.1])
+@pytest.mark.parametrize("kind", [DebiasedLoss, HCLLoss])
+def test_the_gradient_survives_single_precision_where_positives_lead(kind: type, T: float) -> None:
+    """The sum over negatives is then tiny beside the positive, and 1 + tiny - 1 has no digits left."""
+    views = make_views(64, 32, noise=0.2, seed=3)
+    double = _with_gradients(kind(T, 0.1), *views)
+    single = _with_gradients(kind(T, 0.1), *(view.float() for view in views))
+    for got, wanted in zip(single[1:], double[1:], strict=True):
+        assert (got.double() - wanted).norm() < 1e-4 * wanted.norm()
+    assert double[0] < 1e-2
+
+
 def test_more_false_negatives_make_for_a_smaller_loss_where_negatives_are_near() -> None:
     views = make_views(8, 4, classes=2, noise=1.0, seed=5)
     losses = [DebiasedLoss(0.5, tau_plus)(*views).item() for tau_plus in (0.0, 0.05, 0.1)]

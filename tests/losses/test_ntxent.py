@@ -109,7 +109,7 @@ def test_the_median_width_is_taken_from_the_candidates() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_temperature_is_checked(temperature: float) -> None:
-    with pytest.raises(ConfigError, match=f"temperature must be > 0, got {temperature}"):
+    with pytest.raises(ConfigError, match=f"temperature must be a finite number > 0, got {temperature}"):
         NTXentLoss(temperature)
 
 

@@ -106,7 +106,7 @@ def test_no_array_is_larger_than_queries_times_queue() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_temperature_is_checked(temperature: float) -> None:
-    with pytest.raises(ConfigError, match=f"temperature must be > 0, got {temperature}"):
+    with pytest.raises(ConfigError, match=f"temperature must be a finite number > 0, got {temperature}"):
         InfoNCELoss(temperature)
 
 

@@ -246,21 +246,24 @@ def test_input_is_checked(loss: ContrastiveLoss) -> None:
 @pytest.mark.parametrize("kind", [NTXentLoss, DebiasedLoss, HCLLoss, DecoupledLoss])
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
 def test_temperature_is_checked(kind: Any, temperature: float) -> None:
-    with pytest.raises(ConfigError, match=f"temperature must be > 0, got {temperature}"):
+    with pytest.raises(ConfigError, match=f"temperature must be a finite number > 0, got {temperature}"):
         kind(temperature)
 
 
 @pytest.mark.parametrize(
     ("build", "match"),
     [
-        (lambda: DebiasedLoss(tau_plus=1.0), r"tau_plus is a share of the negatives in \[0, 1\), got 1.0"),
+        (lambda: DebiasedLoss(tau_plus=1.0), r"tau_plus must be a finite number in \[0, 1\), got 1.0"),
         (lambda: DebiasedLoss(tau_plus=-0.1), "got -0.1"),
         (lambda: HCLLoss(tau_plus=math.nan), "got nan"),
-        (lambda: HCLLoss(beta=-1.0), "beta must be >= 0, got -1.0"),
-        (lambda: HCLLoss(beta=math.inf), "beta must be >= 0, got inf"),
-        (lambda: DecoupledLoss(sigma=0.0), "sigma must be > 0, or None for equal weights, got 0.0"),
-        (lambda: HingeLoss(0.0), "margin must be > 0, got 0.0"),
-        (lambda: HingeLoss(math.inf), "margin must be > 0, got inf"),
+        (lambda: HCLLoss(beta=-1.0), "beta must be a finite number >= 0, got -1.0"),
+        (lambda: HCLLoss(beta=math.inf), "beta must be a finite number >= 0, got inf"),
+        (
+            lambda: DecoupledLoss(sigma=0.0),
+            "sigma must be a finite number > 0 or None for equal weights, got 0.0",
+        ),
+        (lambda: HingeLoss(0.0), "margin must be a finite number > 0, got 0.0"),
+        (lambda: HingeLoss(math.inf), "margin must be a finite number > 0, got inf"),
         (lambda: NTXentLoss(kernel="tanh"), r"expected a Kernel object.*Tanh\(gamma=1.0\).*got 'tanh'"),
     ],
 )

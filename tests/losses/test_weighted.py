@@ -376,8 +376,8 @@ def test_the_names_in_tables() -> None:
     [
         (lambda: MMCLLoss(form="softmax"), "form must be 'paper', 'log' or 'nce', got 'softmax'"),
         (lambda: WeightedContrastiveLoss(form="paper"), "form must be 'log' or 'nce', got 'paper'"),
-        (lambda: MMCLLoss(temperature=0), "temperature must be > 0, got 0"),
-        (lambda: MMCLLoss(form="log", temperature=0), "temperature must be > 0, got 0"),
+        (lambda: MMCLLoss(temperature=0), "temperature must be a finite number > 0, got 0"),
+        (lambda: MMCLLoss(form="log", temperature=0), "temperature must be a finite number > 0, got 0"),
         (lambda: WeightedContrastiveLoss("near"), r"such as weights=Near\(beta=5.0\), got 'near'"),
         (lambda: Near(-1.0), "beta must be a finite number >= 0, got -1.0"),
         (lambda: Hard(math.inf), "beta must be a finite number >= 0, got inf"),
@@ -406,7 +406,7 @@ def test_a_schedule_may_change_the_temperature() -> None:
     loss.set_option("reg", 2.0)
     views = make_views(6, 4)
     assert loss(*views) == MMCLLoss(form="log", temperature=0.1, reg=2.0)(*views)
-    with pytest.raises(ConfigError, match="temperature must be > 0"):
+    with pytest.raises(ConfigError, match="temperature must be a finite number > 0"):
         loss.check_option("temperature", -1)
     with pytest.raises(ConfigError, match="'temperature' is no option of this loss"):
         MMCLLoss().set_option("temperature", 0.1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,8 @@ import torch
 from helpers import randn
 from sklearn.linear_model import LogisticRegression
 
-from mmcl_lightning.errors import ConfigError, ShapeError
-from mmcl_lightning.metrics import fit_logistic
+from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
+from mmcl_lightning.metrics import LogisticModel, fit_logistic
 
 
 def _data(n: int = 120, width: int = 6, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +65,17 @@ def test_a_class_without_examples_and_single_precision() -> None:
         ({"C": 0.0}, ConfigError, "C must be a finite number > 0, got 0.0"),
         ({"classes": 1}, ConfigError, "classes must be an integer >= 2, got 1"),
         ({"classes": 3}, ShapeError, r"targets must be in \[0, 3\), got 0 to 3"),
-        ({"targets": torch.zeros(3)}, ShapeError, r"got \(120, 6\) and \(3,\)"),
+        ({"targets": torch.zeros(3).long()}, ShapeError, r"got \(120, 6\) and \(3,\)"),
+        ({"targets": torch.full((120,), 0.5)}, ShapeError, "targets must be integers, got torch.float32"),
+        ({"features": torch.full((120, 6), math.nan)}, NumericalError, "features are not finite"),
+        ({"features": torch.full((120, 6), 1e300, dtype=torch.float64)}, NumericalError, "too large"),
+        ({"gtol": -1.0}, ConfigError, "gtol must be a finite number >= 0, got -1.0"),
+        ({"ftol": "a"}, ConfigError, "ftol must be a finite number >= 0, got 'a'"),
+        (
+            {"start": LogisticModel(torch.zeros(2, 3), torch.zeros(2), 0, True)},
+            ShapeError,
+            r"start must have weights \(4, 6\), got \(2, 3\)",
+        ),
         ({"max_iter": 0}, ConfigError, "max_iter must be an integer >= 1"),
     ],
 )

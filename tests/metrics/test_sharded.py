@@ -222,7 +222,7 @@ def test_wrong_shapes_and_options() -> None:
     narrow = FeatureShard(query.features[:, :2], query.labels, query.index)
     with pytest.raises(ShapeError, match=r"got \(3, 2\) and \(6, 4\)"):
         sharded_knn_accuracy(narrow, bank, CLASSES, PROTOCOLS)
-    with pytest.raises(ConfigError, match="chunk_size and bank_chunk_size must be >= 1"):
+    with pytest.raises(ConfigError, match="chunk_size must be an integer >= 1"):
         sharded_knn_accuracy(query, bank, CLASSES, PROTOCOLS, chunk_size=0)
     with pytest.raises(ConfigError, match="num_classes=2, but the bank has label"):
         sharded_knn_accuracy(query, bank, 2, PROTOCOLS)

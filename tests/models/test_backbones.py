@@ -96,7 +96,7 @@ def test_conv4_is_small_and_trains() -> None:
         ("timm:resnet18", {"cifar_stem": True}, "cifar_stem=True works with torchvision ResNets"),
         ("conv4", {"pretrained": True}, "no published weights for 'conv4'"),
         ("resnet18", {"pretrained": True, "cifar_stem": True}, "pretrained=True needs the stem"),
-        ("resnet18", {"in_channels": 0}, "in_channels must be at least 1, got 0"),
+        ("resnet18", {"in_channels": 0}, "in_channels must be an integer >= 1, got 0"),
     ],
 )
 def test_wrong_options(name: str, options: dict, message: str) -> None:

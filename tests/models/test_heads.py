@@ -69,7 +69,7 @@ def test_output_is_not_normalised_and_the_frozen_bias_gets_no_gradient() -> None
 
 
 def test_wrong_sizes() -> None:
-    with pytest.raises(ConfigError, match="num_layers must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="num_layers must be an integer >= 1, got 0"):
         ProjectionHead(8, num_layers=0)
     with pytest.raises(ShapeError, match=r"Expected representations \(B, 8\), got \(2, 9\)"):
         ProjectionHead(8)(torch.zeros(2, 9))

@@ -350,7 +350,7 @@ def test_another_batch_or_length_than_the_protocols_is_said(
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"protocol": "papers"}, r"one of \['imagenet', 'many_shot', 'mmcl_small'\], got 'papers'"),
+        ({"protocol": "papers"}, r"'imagenet', 'many_shot' or 'mmcl_small', got 'papers'"),
         ({"lr": -1.0}, "lr must be a finite number >= 0"),
         ({"weight_decay": math.nan}, "weight_decay must be a finite number >= 0"),
         ({"checkpoint": "nowhere.ckpt"}, "there is no checkpoint nowhere.ckpt"),

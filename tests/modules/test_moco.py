@@ -328,9 +328,9 @@ def test_the_leak_of_batch_norm_is_said(tmp_path: Path) -> None:
     ("options", "match"),
     [
         ({"queue_size": 0}, "queue_size must be an integer >= 1, got 0"),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
-        ({"momentum": -0.1}, r"momentum must be in \[0, 1\), got -0.1"),
-        ({"temperature": 0.0}, "temperature must be > 0"),
+        ({"momentum": 1.0}, r"momentum must be a finite number in \[0, 1\), got 1.0"),
+        ({"momentum": -0.1}, r"momentum must be a finite number in \[0, 1\), got -0.1"),
+        ({"temperature": 0.0}, "temperature must be a finite number > 0"),
         ({"chunk_size": 0}, "chunk_size must be an integer >= 1"),
     ],
 )

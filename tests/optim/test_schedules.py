@@ -108,5 +108,5 @@ def test_wrong_lengths(options: dict, message: str) -> None:
 def test_wrong_scaling() -> None:
     with pytest.raises(ConfigError, match=r"Unknown scaling rule 'square'.*linear"):
         scale_learning_rate(0.1, 256, "square")
-    with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="batch_size must be an integer >= 1, got 0"):
         scale_learning_rate(0.1, 0, "sqrt")

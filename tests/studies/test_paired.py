@@ -63,7 +63,40 @@ def test_the_report_has_the_differences(tmp_path: Path) -> None:
     text = write_report(tmp_path, tmp_path / "r.md", reference="ours")
     assert "### Differences from ours, seed by seed" in text
     assert "| theirs | 3 | **-0.0933 ± 0.0033** |" in text
-    assert "Of 1 comparisons 1 do; with 3 seeds chance alone does so in 18% of them." in text
+    assert "Of 1 comparisons 1 do; if there were no differences, 0.2 of them would by chance." in text
     assert "best epoch" not in text  # one readout each
     with pytest.raises(ConfigError, match="no run is of the reference 'mine'; there are ours, theirs"):
         write_report(tmp_path, tmp_path / "r.md", reference="mine")
+
+
+def test_a_reference_with_two_configurations_is_named_as_the_table_does(tmp_path: Path) -> None:
+    for index, C in enumerate((1.0, 5.0)):
+        for part in group("ours", {0: 0.5 + index / 10, 1: 0.6}).records:
+            part.config = {**part.config, "model": {"init_args": {"C": C}}}
+            part.config_hash = str(C)
+            part.started = f"2026-01-0{index + 1}T00:00:00+00:00"
+            part.write(tmp_path / f"{C}{part.seed}.json")
+    with pytest.raises(ConfigError, match=r"reference 'ours'; there are ours \(C=1.0\), ours \(C=5.0\)"):
+        write_report(tmp_path, tmp_path / "r.md", reference="ours")
+    text = write_report(tmp_path, tmp_path / "r.md", reference="ours (C=1.0)")
+    assert "| ours (C=5.0) | 2 | +0.0500 ± 0.0500 |" in text
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_is_no_comparison(value: float, tmp_path: Path) -> None:
+    for name, values in (("ours", {0: 0.5, 1: value}), ("theirs", {0: 0.4, 1: 0.43})):
+        for part in group(name, values).records:
+            part.write(tmp_path / f"{name}{part.seed}.json")
+    assert f"| theirs | 2 | {-value:+.4f} |" in write_report(tmp_path, tmp_path / "r.md", reference="ours")
+
+
+def test_the_best_try_is_the_one_that_was_chosen_by(tmp_path: Path) -> None:
+    for name, knn, logistic in (("1", 0.5, 0.9), ("2", 0.6, 0.1)):
+        (part,) = group("ours", {1: knn}, second=logistic).records
+        part.data = {**part.data, "held_out": "validation"}
+        part.config_hash, part.config = name, {"model": {"init_args": {"x": name}}}
+        part.write(tmp_path / f"{name}.json")
+    assert "| ours | x = 2 | **0.600** |" in write_report(tmp_path, tmp_path / "r.md")
+    both = ["knn/top1", "logistic/top1"]
+    text = write_report(tmp_path, tmp_path / "r.md", tuned_by=both)
+    assert "| ours | x = 1 | 0.500 | 0.900 | **0.700** |" in text

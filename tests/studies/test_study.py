@@ -69,7 +69,7 @@ def test_values_of_any_kind_become_one_argument(tmp_path: Path) -> None:
         ("- a", "must be a mapping"),
         ("name: x", "at least one variant"),
         (TEXT.replace("seeds: [0, 1]", "seeds: []"), "at least one variant and one seed"),
-        (TEXT.replace("seeds: [0, 1]", "seeds: 3"), "seeds must be a list of different integers, got 3"),
+        (TEXT.replace("seeds: [0, 1]", "seeds: 3"), "seeds must be a list of different integers >= 0, got 3"),
         (TEXT.replace("seeds: [0, 1]", "seeds: [1, 1]"), "different integers"),
         (TEXT.replace("seeds: [0, 1]", "seeds: [true]"), "different integers"),
         (TEXT.replace("name: small", "name: ../small"), "one that a folder can have"),
@@ -79,6 +79,10 @@ def test_values_of_any_kind_become_one_argument(tmp_path: Path) -> None:
         (TEXT.replace("plain:", "ledger:"), "cannot be called 'ledger'"),
         (TEXT.replace("plain:", "OURS?:\n  ours*:"), "would share a folder"),
         (TEXT.replace("[1.0, 2.0, 4.0]", "[a/b, a_b]"), "would share a folder"),
+        (TEXT.replace("plain:", "1: {}\n  '1':"), "two variants are called '1'"),
+        (TEXT.replace("seeds: [0, 1]", "seeds: [-1]"), "different integers >= 0"),
+        (TEXT + "3: 4", "names of the parts of a study must be text"),
+        (TEXT.replace("[1.0, 2.0, 4.0]", "[" + "a" * 250 + ", b]"), "too long to name a folder by"),
         (TEXT.replace("plain:", "plain: {options: [a]}"), "plain: options must be a mapping"),
         (TEXT.replace("plain:", "plain: 3"), "variants must be a mapping"),
         (TEXT.replace("{data.validation_subset: 10}", "3"), "tuning must be a mapping"),
@@ -90,7 +94,7 @@ def test_values_of_any_kind_become_one_argument(tmp_path: Path) -> None:
         (TEXT + "metrics: knn/top1", "metrics must be a list of names, got 'knn/top1'"),
         (TEXT + "tuning_metric: []", r"a name or a list of names, .* got \[\] and 0"),
         (TEXT.replace("seeds:", "seedz:"), "a study has no 'seedz': it has name, options, variants"),
-        (TEXT.replace("    tune:", "    tunes:"), "a study has no 'tunes': it has name, options, variants"),
+        (TEXT.replace("    tune:", "    tunes:"), "variant 'ours' has options and tune, and no 'tunes'"),
     ],
 )
 def test_a_study_that_cannot_run_says_why(tmp_path: Path, text: str, message: str) -> None:
@@ -112,10 +116,24 @@ def test_a_study_may_be_laid_over_another(tmp_path: Path) -> None:
     assert [variant.name for variant in more.variants] == ["ours", "plain", "other"]
     assert more.tuning == {"data.validation_subset": 10}
     (tmp_path / "more.yaml").write_text("base: more.yaml\n")
-    with pytest.raises(
-        ConfigError, match=r"base must be the name of another study beside it, got 'more\.yaml'"
-    ):
+    with pytest.raises(ConfigError, match=r"base 'more\.yaml' leads back to a study"):
         Study.load(tmp_path / "more.yaml")
+
+
+def test_bases_of_studies(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "below.yaml").write_text("options: {p: 1}\nvariants: {a: {}}\n")
+    (tmp_path / "above.yaml").write_text("base: sub/below.yaml\noptions:\n")
+    assert Study.load(tmp_path / "above.yaml").options == {"p": 1}  # nothing given is nothing changed
+    (tmp_path / "sub" / "below.yaml").write_text("base: ../above.yaml\n")
+    with pytest.raises(ConfigError, match=r"base '../above.yaml' leads back"):
+        Study.load(tmp_path / "above.yaml")
+    (tmp_path / "above.yaml").write_text("base: ''\n")
+    with pytest.raises(ConfigError, match="base must be the path of another study from here, got ''"):
+        Study.load(tmp_path / "above.yaml")
+    (tmp_path / "above.yaml").write_text("base: none.yaml\n")
+    with pytest.raises(ConfigError, match=r"none.yaml cannot be read as a study"):
+        Study.load(tmp_path / "above.yaml")
 
 
 def test_long_and_negative_values(tmp_path: Path) -> None:
@@ -302,6 +320,8 @@ def test_a_record_alone_is_a_finished_run_wherever_the_data_lies(tmp_path: Path)
     other = Rehearsal(study(tmp_path), tmp_path / "three", extra=["--trainer.max_epochs=3"], records=records)
     assert other.run()
     assert len(other.called) == 7
+    set_aside = [Record.read(path) for path in records.glob("*.old1")]  # not removed
+    assert [record.arguments[-2:] for record in set_aside if record.seed == 1] == [["--data.seed", "1"]] * 2
 
 
 def test_other_options_run_again_and_set_the_old_aside(tmp_path: Path) -> None:

@@ -292,8 +292,8 @@ ZERO_ONE = torch.tensor([0, 1])
             ShapeError,
             "leave no negative",
         ),
-        (lambda: max_margin_dual(EYE, ZERO_ONE, C=0.0), ConfigError, "C must be a number > 0, .* got 0.0"),
-        (lambda: max_margin_dual(EYE, ZERO_ONE, C=-1.0), ConfigError, "C must be a number > 0, .* got -1.0"),
+        (lambda: max_margin_dual(EYE, ZERO_ONE, C=0.0), ConfigError, "C must be a number > 0, got 0.0"),
+        (lambda: max_margin_dual(EYE, ZERO_ONE, C=-1.0), ConfigError, "C must be a number > 0, got -1.0"),
         (lambda: max_margin_dual(EYE, ZERO_ONE, C=math.nan), ConfigError, "got nan"),
         (
             lambda: max_margin_dual(EYE, ZERO_ONE, reg=-0.1),

@@ -50,11 +50,11 @@ def test_small_and_long_images_fill_the_crop(size: tuple[int, int]) -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ConfigError, match="crop must be at least 1 pixel or None, got 0"):
+    with pytest.raises(ConfigError, match="crop must be an integer >= 1, got 0"):
         EvalTransform(crop=0)
     with pytest.raises(ConfigError, match=r"in \(0, 1\], got 1.5"):
         CentralCrop(fraction=1.5)
-    with pytest.raises(ConfigError, match="size must be at least 1 pixel, got 0"):
+    with pytest.raises(ConfigError, match="size must be an integer >= 1, got 0"):
         CentralCrop(size=0)
 
 

@@ -167,8 +167,8 @@ def test_yaml_names_a_transform() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 0}, "size must be at least 1 pixel"),
-        ({"hflip_prob": 1.5}, "hflip_prob is a probability"),
+        ({"size": 0}, "size must be an integer >= 1"),
+        ({"hflip_prob": 1.5}, "hflip_prob must be a finite number in .0, 1., got 1.5: it is a probability"),
         ({"crop_scale": (0.5, 0.1)}, "crop_scale must be two numbers"),
         ({"crop_scale": (0.5, 1.5)}, "crop_scale must be two numbers"),
         ({"jitter": (0.4, 0.4, 0.4, 0.6)}, "hue jitter is at most 0.5"),
@@ -177,7 +177,7 @@ def test_yaml_names_a_transform() -> None:
         ({"blur_kernel": 65}, "too wide to reflect"),
         ({"blur_padding": "same"}, "blur_padding must be"),
         ({"blur_sigma": (0.0, 1.0)}, "blur_sigma must be two numbers"),
-        ({"interpolation": "nearest"}, "interpolation must be one of"),
+        ({"interpolation": "nearest"}, "interpolation must be 'bicubic' or 'bilinear'"),
         ({"mean": (0.5, 0.5, 0.5)}, "mean and std go together"),
         ({"mean": (0.5, 0.5), "std": (1.0, 1.0)}, "three numbers each"),
         ({"mean": (0.5, 0.5, 0.5), "std": (1.0, 0.0, 1.0)}, "every std must be positive"),
@@ -189,7 +189,7 @@ def test_options_are_checked(options: dict, message: str) -> None:
 
 
 def test_views_are_checked() -> None:
-    with pytest.raises(ConfigError, match="views must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="views must be an integer >= 1, got 0"):
         MultiView(SimCLRTransform(), views=0)
 
 

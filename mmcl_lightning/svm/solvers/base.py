@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from mmcl_lightning._options import check_whole, is_number
+from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.problem import MaxMarginDual
 from mmcl_lightning.svm.solution import Solution, Status
@@ -64,5 +64,4 @@ def status_at(problem: MaxMarginDual, alpha: Tensor, residual: Tensor, tol: floa
 def check_iterations(max_steps: int, tol: float, check_every: int = 1) -> None:
     """Raise :class:`ConfigError` unless the options of an iterative solver make sense."""
     check_whole(1, max_steps=max_steps, check_every=check_every)
-    if not (is_number(tol) and 0 <= tol < math.inf):
-        raise ConfigError(f"tol must be a finite number >= 0, got {tol!r}")
+    check_number("tol", tol, ">= 0")

@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmcl_lightning._options import is_number
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning._options import check_number
 from mmcl_lightning.svm.factorisation import Factorisation
 from mmcl_lightning.svm.problem import MaxMarginDual
 from mmcl_lightning.svm.solution import Solution
@@ -73,13 +72,9 @@ class Exact(Solver):
 
     def __post_init__(self) -> None:
         check_iterations(self.max_steps, self.tol, self.check_every)
-        if isinstance(self.rho, str):
-            if self.rho != "auto":
-                raise ConfigError(f"rho must be a number > 0 or 'auto', got {self.rho!r}")
-        elif not (is_number(self.rho) and 0 < self.rho < math.inf):
-            raise ConfigError(f"rho must be a number > 0 or 'auto', got {self.rho!r}")
-        if not (is_number(self.relaxation) and 1 <= self.relaxation < 2):
-            raise ConfigError(f"relaxation must be in [1, 2), got {self.relaxation!r}")
+        if self.rho != "auto":
+            check_number("rho", self.rho, "> 0", also="'auto'")
+        check_number("relaxation", self.relaxation, "in [1, 2)")
 
     def _solve(self, problem: MaxMarginDual) -> Solution:
         check_bounded(problem)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mmcl_lightning._options import check_flags, is_number, is_whole
+from mmcl_lightning._options import check_choice, check_flags, check_number, is_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.svm.problem import MaxMarginDual
 from mmcl_lightning.svm.solution import Solution, Status
@@ -66,17 +66,13 @@ class ProjectedGradient(Solver):
 
     def __post_init__(self) -> None:
         check_iterations(self.max_steps, self.tol, self.check_every)
-        if isinstance(self.step_size, str):
-            _check_choice("step_size", self.step_size, ("lipschitz", "frobenius"), "or a number > 0")
-        elif not (is_number(self.step_size) and 0 < self.step_size < torch.finfo(torch.float32).max):
-            raise ConfigError(
-                f"step_size must be > 0, in float32 too, 'lipschitz' or 'frobenius', got {self.step_size!r}"
-            )
+        if self.step_size not in ("lipschitz", "frobenius"):
+            check_number("step_size", self.step_size, "in (0, 3.4e38)", also="'lipschitz' or 'frobenius'")
         if not (is_whole(self.seed) and -(2**63) <= self.seed < 2**63):
             raise ConfigError(f"seed must be an integer of 64 bits, got {self.seed!r}")
         check_flags(nesterov=self.nesterov, restart=self.restart)
-        _check_choice("start", self.start, ("random", "zero", "inverse"))
-        _check_choice("stop", self.stop, ("kkt", "relative_change"))
+        check_choice("start", self.start, ("random", "zero", "inverse"))
+        check_choice("stop", self.stop, ("kkt", "relative_change"))
 
     @classmethod
     def reference(cls, **changes: Any) -> ProjectedGradient:
@@ -209,8 +205,3 @@ def _largest_eigenvalue(problem: MaxMarginDual) -> Tensor:
         vector = image / image.norm(dim=1, keepdim=True).clamp_min(torch.finfo(image.dtype).tiny)
     estimate: Tensor = value.squeeze(1) + distance
     return estimate
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...], also: str = "") -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))} {also}, got {value!r}")

@@ -310,19 +310,25 @@ def test_intersection_and_its_diagonal(solver: Solver) -> None:
         (lambda: ProjectedGradient(nesterov="no"), "nesterov must be True or False, got 'no'"),  # type: ignore[arg-type]
         (lambda: Exact(tol=-1.0), "tol must be a finite number >= 0, got -1.0"),
         (lambda: Exact(tol=math.nan), "tol must be a finite number >= 0, got nan"),
-        (lambda: Exact(rho=0.0), "rho must be a number > 0 or 'auto', got 0.0"),
+        (lambda: Exact(rho=0.0), "rho must be a finite number > 0 or 'auto', got 0.0"),
         (lambda: Exact(rho=math.inf), "rho .* got inf"),
         (lambda: Exact(rho="large"), "rho .* got 'large'"),  # type: ignore[arg-type]
-        (lambda: Exact(relaxation=2.0), r"relaxation must be in \[1, 2\), got 2.0"),
+        (lambda: Exact(relaxation=2.0), r"relaxation must be a finite number in \[1, 2\), got 2.0"),
         (lambda: ProjectedGradient(max_steps=0), "max_steps .* got 0"),
         (lambda: ProjectedGradient(tol=-1.0), "tol must be a finite number >= 0"),
-        (lambda: ProjectedGradient(step_size=0.0), "step_size must be > 0, .* got 0.0"),
-        (lambda: ProjectedGradient(step_size="auto"), "step_size must be one of 'lipschitz', 'frobenius'"),  # type: ignore[arg-type]
+        (
+            lambda: ProjectedGradient(step_size=0.0),
+            "step_size must be .* or 'lipschitz' or 'frobenius', got 0.0",
+        ),
+        (
+            lambda: ProjectedGradient(step_size="auto"),
+            "step_size must be .* got 'auto'",
+        ),  # type: ignore[arg-type]
         (
             lambda: ProjectedGradient(start="warm"),
-            "start must be one of 'random', 'zero', 'inverse' .*got 'warm'",
+            "start must be 'random', 'zero' or 'inverse', got 'warm'",
         ),  # type: ignore[arg-type]
-        (lambda: ProjectedGradient(stop="never"), "stop must be one of 'kkt', 'relative_change'"),  # type: ignore[arg-type]
+        (lambda: ProjectedGradient(stop="never"), "stop must be 'kkt' or 'relative_change'"),  # type: ignore[arg-type]
     ],
 )
 def test_options_are_checked(build: type, match: str) -> None:
