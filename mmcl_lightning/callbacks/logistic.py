@@ -75,9 +75,9 @@ class LogisticReadout(FeatureReadout):
         model = fit_logistic((x - mean) * scale, y, classes, self.C)
         correct = topk_correct(model.scores((query - mean) * scale), labels)
         self.protocol_texts["logistic/top1"] = (
-            f"logistic regression on standardised h, L2 C={self.C:g}, L-BFGS {model.steps} steps"
-            f"{'' if model.converged else ' (not converged)'}, {len(x)} clean training images, "
-            f"{len(query)} queries"
+            f"logistic regression on standardised h, L2 C={self.C:g}, L-BFGS"
+            f"{'' if model.converged else f' stopped after {model.steps} steps'}, {len(x)} clean training "
+            f"images, {len(query)} queries"
         )
         self._write_once(trainer, "logistic/protocol", self.protocol_texts["logistic/top1"])
         return {"logistic/top1": correct.double().mean().item()}

@@ -274,7 +274,8 @@ def _machine(record: Record) -> str:
 
 def _title(metric: str) -> str:
     place, _, name = metric.partition("/")
-    return f"{_TITLES.get(place, place)} {name}".replace("top1", "top-1").replace("top5", "top-5")
+    name, _, protocol = name.replace("top1", "top-1").replace("top5", "top-5").partition("/")
+    return f"{_TITLES.get(place, place)} {name}" + (f" ({protocol})" if protocol else "")
 
 
 def _spread(values: Sequence[float]) -> str:
