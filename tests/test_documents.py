@@ -1,4 +1,4 @@
-"""What the README and the notebooks show has to run."""
+"""What the README, the pages of docs and the notebooks show has to run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from mmcl_lightning.cli import main
 from mmcl_lightning.recipes import recipe_names
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    texts = [page.read_text() for page in PAGES]
+    return [
+        block for text in texts for block in re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+    ]
 
 
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.split("\n")[-2][:40])
-def test_python_of_the_readme_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_of_the_pages_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(code, "page", "exec"), {"__name__": "page"})
 
 
 def command_lines() -> list[list[str]]:
@@ -40,15 +43,16 @@ def command_lines() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("arguments", command_lines(), ids=" ".join)
-def test_command_lines_of_the_readme_parse(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_lines_of_the_pages_parse(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*arguments, "--print_config"])
     assert stop.value.code == 0
     assert "class_path" in capsys.readouterr().out
 
 
-def test_readme_lists_every_recipe() -> None:
-    assert [name for name in recipe_names() if f"`{name}`" not in README] == []
+def test_the_recipes_page_lists_every_recipe() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    assert [name for name in recipe_names() if f"`{name}`" not in page] == []
 
 
 def test_files_that_the_documents_point_to_exist() -> None:

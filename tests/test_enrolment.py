@@ -75,8 +75,8 @@ def test_its_values_are_logged_its_tags_documented_and_its_state_plain(build: ty
     run.fit(simclr(), shapes())
     logged = {name for name in set(run.callback_metrics) - before if not name.startswith("train/")}
     assert logged
-    readme = (ROOT / "README.md").read_text()
-    assert [name for name in logged if f"`{name}`" not in readme] == []
+    page = (ROOT / "docs" / "tensorboard.md").read_text()
+    assert [name for name in logged if f"`{name}`" not in page] == []
     buffer = io.BytesIO()
     torch.save(readout.state_dict(), buffer)
     buffer.seek(0)
