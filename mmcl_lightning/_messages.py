@@ -18,7 +18,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from mmcl_lightning.errors import MMCLError
 
-__all__ = ["class_names", "essence", "plain_message", "quieten"]
+__all__ = ["class_names", "filter_warnings", "main_message", "plain_message"]
 
 #: Lines of jsonargparse's messages that repeat types and values, or are true of every option.
 _NOISE = (
@@ -68,7 +68,7 @@ def _unknown_option(match: re.Match[str]) -> str:
     return match[0] + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def essence(message: str) -> str:
+def main_message(message: str) -> str:
     """Reduce a nested message of jsonargparse to ``key.of.the.option: what is wrong``."""
     keys, lines = [], []
     for line in message.splitlines():
@@ -113,7 +113,7 @@ def plain_message(error: BaseException) -> str | None:
     return None
 
 
-def quieten() -> None:
+def filter_warnings() -> None:
     """Silence what a run prints without need, such as advertisements; show our own warnings as sentences."""
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # main([...]) in a notebook

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from mmcl_lightning._checkpoints import newest_checkpoint, read_file
-from mmcl_lightning._messages import class_names, essence, plain_message, quieten
+from mmcl_lightning._messages import class_names, filter_warnings, main_message, plain_message
 from mmcl_lightning.callbacks import Ledger, OnlineKNN, RepresentationWriter, ResumableCheckpoint
 from mmcl_lightning.callbacks.progress import progress_bar
 from mmcl_lightning.errors import ConfigError
@@ -54,7 +54,7 @@ class RecipeParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with the part of the message that says what is wrong."""
-        super().error(essence(message) if self.exit_on_error else message, ex)
+        super().error(main_message(message) if self.exit_on_error else message, ex)
 
 
 class MMCLCLI(LightningCLI):
@@ -136,8 +136,8 @@ class MMCLCLI(LightningCLI):
         for name, value in self.model.hparams.items():
             named = not name.startswith("_") and name in saved
             if named and name not in _REFUSED and saved[name] != value:
-                differs = f"model.{name} is {value} here and {saved[name]} in {path}"
-                print(f"{differs}: the configuration wins", file=sys.stderr)
+                differs = f"checkpoint {path}: {saved[name]}; configuration: {value}, which is used"
+                print(f"model.{name}: {differs}", file=sys.stderr)
 
     def before_fit(self) -> None:
         """Replace Lightning's own checkpoint where a list of callbacks has taken away the recipe's.
@@ -197,7 +197,7 @@ def main(args: list[str] | None = None) -> None:
         SystemExit: With code 1 after an error of this package, whose message is all that is printed;
             with code 2 after a wrong argument, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    quieten()
+    filter_warnings()
     given = sys.argv[1:] if args is None else args
     try:
         if given and given[0] in _TOOLS:

@@ -19,7 +19,7 @@ from PIL import Image
 from test_recipes import SMALL
 
 from mmcl_lightning import _messages, losses
-from mmcl_lightning._messages import quieten
+from mmcl_lightning._messages import filter_warnings
 from mmcl_lightning.callbacks import OnlineKNN
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import ShapesDataModule
@@ -218,19 +218,22 @@ def test_the_configuration_wins_over_the_checkpoint_and_says_so(
     capsys.readouterr()
     args = [*QUICK, f"--ckpt_path={trained}", "--trainer.max_epochs=2"]
     main([*args, "--model.C=5", "--model.kernel.gamma=0.5"])
-    said = [line for line in capsys.readouterr().err.splitlines() if "wins" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "which is used" in line]
     assert len(said) == 2
     assert said[0].startswith("model.kernel is ")
-    assert said[1] == f"model.C is 5.0 here and 100.0 in {trained}: the configuration wins"
+    assert said[1] == f"model.C: checkpoint {trained}: 100.0; configuration: 5.0, which is used"
 
 
 @pytest.mark.parametrize(
     ("option", "difference"),
     [
-        ("--model.optimizer.lr=0.5", "lr=0.003, which is 0.5"),
-        ("--model.optimizer.weight_decay=0", "weight_decay=0.0001, which is 0.0"),
+        ("--model.optimizer.lr=0.5", "checkpoint: lr=0.003; configuration: lr=0.5"),
+        (
+            "--model.optimizer.weight_decay=0",
+            "checkpoint: weight_decay=0.0001; configuration: weight_decay=0.0",
+        ),
         ("--model.optimizer=torch.optim.SGD", "class=AdamW, which is SGD"),
-        ("--model.warmup=0.5", "warmup=0.05, which is 0.5"),
+        ("--model.warmup=0.5", "checkpoint: warmup=0.05; configuration: warmup=0.5"),
         ("--model.lr_schedule=constant", "lr_schedule=cosine, which is constant"),
     ],
 )
@@ -459,7 +462,7 @@ def test_an_error_in_somebodys_code_keeps_its_traceback(
 
 def test_our_warnings_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-    quieten()
+    filter_warnings()
     ours = str(Path(_messages.__file__).with_name("kernels.py"))
     assert warnings.formatwarning("z has collapsed", UserWarning, ours, 3) == "warning: z has collapsed\n"
     assert warnings.formatwarning("no", UserWarning, "theirs.py", 3) == "theirs.py:3: no\n"

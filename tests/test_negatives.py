@@ -37,7 +37,7 @@ def test_from_a_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr()
     assert "Wrote made/grid.png, made/grid.json, made/grid.csv" in shown.out
     assert "20 held-out images, 38 negatives each" in shown.out
-    assert "wins" not in shown.err
+    assert "which is used" not in shown.err
     assert "what the checkpoint holds" not in shown.err
     with Image.open(folder / "made" / "grid.png") as picture:
         assert picture.width > 7 * 96

@@ -54,14 +54,14 @@ class ResumableCheckpoint(ModelCheckpoint):
             **kwargs,
         )
         self._signal: int | None = None  # that asked to stop
-        self._speaks = True
+        self._is_first_process = True
         self._trained = False  # whether this session took a step
         self._behind = False  # whether a validation or an epoch's end came after the last save
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the signals; the trainer gives them back when it ends."""
         super().on_train_start(trainer, pl_module)
-        self._signal, self._speaks, self._trained = None, trainer.is_global_zero, False
+        self._signal, self._is_first_process, self._trained = None, trainer.is_global_zero, False
         # Processes of ddp_spawn and ddp_fork end without a word to their callbacks: nothing would be saved.
         spawned = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
         if threading.current_thread() is threading.main_thread() and not spawned:
@@ -112,9 +112,9 @@ class ResumableCheckpoint(ModelCheckpoint):
         fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
         if not fitting or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        asked = isinstance(exception, SIGTERMException)  # then the step is whole, and none is half done
+        by_signal = isinstance(exception, SIGTERMException)  # then the step is whole, and none is half done
         if self.save_on_exception and (
-            (asked and self._trained)
+            (by_signal and self._trained)
             or (trainer.global_step and self._behind)
             or self._last_global_step_saved != trainer.global_step
         ):
@@ -135,7 +135,7 @@ class ResumableCheckpoint(ModelCheckpoint):
         if number == signal.SIGINT and self._signal is not None:
             raise KeyboardInterrupt
         self._signal = self._signal or number
-        if self._speaks:  # past Python's buffers, which the interrupted code may be writing to
+        if self._is_first_process:  # past Python's buffers, which the interrupted code may be writing to
             os.write(2, b"\nStopping after this step; Ctrl-C again to stop within it.\n")
 
     def _stop_if_step_is_whole(self, trainer: Trainer) -> None:

@@ -33,7 +33,7 @@ class SupportVectors:
 
     Args:
         images: The images; candidates are their views, one view after the other.
-        criterion: The loss that was asked, for its options.
+        criterion: The loss whose SVMs these are, for its options.
         dual: One dual per image with its solution, alpha of shape ``(N, n)`` for N images and n
             candidates.
     """

@@ -89,9 +89,9 @@ class HealthPanel(FeatureReadout):
         self.embedding = embedding
         self.embedding_every_n_epochs = embedding_every_n_epochs
 
-    def forget(self) -> None:
-        """Be as new."""
-        super().forget()
+    def reset(self) -> None:
+        """Return to the state before any run."""
+        super().reset()
         self.protocol_texts: dict[str, str] = {}
 
     def kinds(self, module: LightningModule) -> set[str]:
@@ -169,7 +169,7 @@ class HealthPanel(FeatureReadout):
         found = gather_objects((total, count))
         images = sum(count for _, count in found)
         if images == 0:
-            self._say_once("the loaders give no two views of an image, so there is no health/alignment")
+            self._inform_once("the loaders give no two views of an image, so there is no health/alignment")
         return sum(total for total, _ in found) / max(1, images), images
 
     def _view_batches(self, trainer: Trainer) -> Iterable[Any]:
@@ -189,8 +189,8 @@ class HealthPanel(FeatureReadout):
     def _watch(self, trainer: Trainer, kind: str, rank: EffectiveRank, spread: float) -> None:
         """Say once that the features have collapsed; those of an untrained network may look so."""
         collapsed = spread < _STD_FLOOR or (rank.value < _RANK_FLOOR and rank.ceiling > 2)
-        if collapsed and trainer.global_step > 0 and kind not in self._said:
-            self._said.add(kind)
+        if collapsed and trainer.global_step > 0 and kind not in self._messages_given:
+            self._messages_given.add(kind)
             rank_zero_warn(
                 f"{kind} has collapsed after {trainer.global_step} steps: effective rank {rank.value:.3g} of "
                 f"at most {rank.ceiling}, standard deviation {spread:.2g} of that of spread features. To the "
@@ -201,7 +201,7 @@ class HealthPanel(FeatureReadout):
         """Write features, labels and thumbnails to TensorBoard's projector; every process brings its part."""
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if not loggers:
-            self._say_once("health: the embedding needs a TensorBoardLogger")
+            self._inform_once("health: the embedding needs a TensorBoardLogger")
             return
         kinds = self.kinds(module)
         found = feature_pass(

@@ -101,9 +101,9 @@ class OnlineKNN(FeatureReadout):
         self.bank_dtype = bank_dtype
         self.chunk_size = chunk_size
 
-    def forget(self) -> None:
-        """Be as new."""
-        super().forget()
+    def reset(self) -> None:
+        """Return to the state before any run."""
+        super().reset()
         self.curve: list[tuple[int, float]] = []  # (epochs trained, top1): survives a resume
         self.described = ""  # the first protocol as it was used in the last readout, in words
         self.protocol_texts: dict[str, str] = {}  # the same of every protocol, by the name of its top1
@@ -136,20 +136,20 @@ class OnlineKNN(FeatureReadout):
         loaders = self._loaders(trainer)
         bank = self.bank(trainer, module)
         if loaders is None or bank is None:
-            self._say_once("the data has no labels, so there is no k-NN readout")
+            self._inform_once("the data has no labels, so there is no k-NN readout")
             return {}
         query = self._pass(trainer, module, loaders[1])
         classes = self.num_classes
         if classes is None:
             classes = getattr(datamodule_of(trainer), "num_classes", None)
         if classes == 1:
-            self._say_once("all labels are of one class, so k-NN is always right and says nothing")
+            self._inform_once("all labels are of one class, so k-NN is always right and says nothing")
         found: dict[KNNProtocol, dict[str, float]] = {}
         for feature in sorted(self.kinds(module)):
-            asked = [protocol for protocol in self.protocols if protocol.feature == feature]
+            chosen = [protocol for protocol in self.protocols if protocol.feature == feature]
             sides = query.shard(feature), bank.shard(feature)
-            accuracies = sharded_knn_accuracy(*sides, classes, asked, chunk_size=self.chunk_size)
-            found |= dict(zip(asked, accuracies, strict=True))
+            accuracies = sharded_knn_accuracy(*sides, classes, chosen, chunk_size=self.chunk_size)
+            found |= dict(zip(chosen, accuracies, strict=True))
         self._describe(trainer, bank, query)
         return {
             f"knn/{name}{self._suffix(protocol)}": found[protocol][name]
@@ -205,7 +205,7 @@ class OnlineKNN(FeatureReadout):
         for protocol in self.protocols:
             k = min(protocol.k, bank.labelled)
             if k < protocol.k:
-                self._say_once(f"k-NN: k clamped from {protocol.k} to {k}, the size of the labelled bank")
+                self._inform_once(f"k-NN: k clamped from {protocol.k} to {k}, the size of the labelled bank")
             text = f"{dataclasses.replace(protocol, k=k).describe()}, bank {bank.size}, queries {query.size}"
             self.protocol_texts[f"knn/top1{self._suffix(protocol)}"] = text
         self.described = self.protocol_texts["knn/top1"]

@@ -48,9 +48,9 @@ class LogisticReadout(FeatureReadout):
             raise ConfigError('LogisticReadout needs SciPy: pip install "mmcl-lightning[evaluate]"')
         self.C = C
 
-    def forget(self) -> None:
-        """Be as new."""
-        super().forget()
+    def reset(self) -> None:
+        """Return to the state before any run."""
+        super().reset()
         self.protocol_texts: dict[str, str] = {}
 
     def kinds(self, module: LightningModule) -> set[str]:
@@ -64,7 +64,7 @@ class LogisticReadout(FeatureReadout):
         loaders = self._knn_loaders(trainer)
         classes: Any = getattr(datamodule_of(trainer), "num_classes", None)
         if loaders is None or classes is None or classes < 2:
-            self._say_once("the data has no labels of two classes, so there is no logistic regression")
+            self._inform_once("the data has no labels of two classes, so there is no logistic regression")
             return {}
         # As OnlineKNN asks for its bank, so that both read one pass.
         bank = self._pass(trainer, module, loaders[0], dtype=torch.float32, device=module.device)

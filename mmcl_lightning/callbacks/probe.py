@@ -76,9 +76,9 @@ class OnlineLinearProbe(FeatureReadout):
         self._listening = False
         self._seen: list[Tensor] = []  # h of the current batch, one entry per call of the backbone
 
-    def forget(self) -> None:
-        """Be as new."""
-        super().forget()
+    def reset(self) -> None:
+        """Return to the state before any run."""
+        super().reset()
         self.curve: list[tuple[int, float]] = []  # (epochs trained, top1): survives a resume
         self.classifier: OnlineClassifier | None = None  # made with the first batch, which tells the width
         self.protocol_texts: dict[str, str] = {}  # the protocol of the last evaluation, in words
@@ -98,7 +98,7 @@ class OnlineLinearProbe(FeatureReadout):
         super().on_train_start(trainer, pl_module)
         self._classes = self._count_classes(trainer)
         if not self._classes:
-            self._say_once("the data has no labels to train or test on, so there is no linear probe")
+            self._inform_once("the data has no labels to train or test on, so there is no linear probe")
             return
         self._compare_options()
         backbone = getattr(pl_module, "backbone", None)

@@ -49,18 +49,18 @@ class FeatureReadout(Callback):
         self.every_n_epochs = every_n_epochs
         self.at_start = at_start
         self._shared = _Shared()
-        self.forget()
+        self.reset()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget another run; a checkpoint, which is read after this, brings back its own."""
         if stage == "fit" and not has_trained(trainer):
-            self.forget()
+            self.reset()
 
-    def forget(self) -> None:
-        """Be as new: what a run leaves in a readout is set here, and only here."""
+    def reset(self) -> None:
+        """Return to the state before any run: what a run changes in a readout is set here, and only here."""
         self._values: dict[str, float] = {}
-        self._owed = False  # a readout broke off, which the resumed run makes up for
-        self._said: set[str] = set()
+        self._interrupted = False  # whether a readout broke off; the resumed run repeats it
+        self._messages_given: set[str] = set()
 
     @abstractmethod
     def kinds(self, module: LightningModule) -> set[str]:
@@ -84,7 +84,7 @@ class FeatureReadout(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read out once before training, or take up the values of the checkpoint."""
         if self._begin(trainer, "start"):
-            self._values, self._owed = self.readout(trainer, pl_module), False
+            self._values, self._interrupted = self.readout(trainer, pl_module), False
             self.record(trainer, trainer.current_epoch)
             for logger in trainer.loggers:
                 logger.log_metrics(self._values, step=trainer.global_step)
@@ -95,14 +95,14 @@ class FeatureReadout(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read out where it is due."""
         if self._begin(trainer, "epoch"):
-            self._values, self._owed = self.readout(trainer, pl_module), False
+            self._values, self._interrupted = self.readout(trainer, pl_module), False
             self.record(trainer, trainer.current_epoch + 1)
             _log(pl_module, self._values)
         self._end(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say so where the last readout broke off and no step was left, so that nothing made up for it."""
-        if self._owed:
+        if self._interrupted:
             rank_zero_warn(
                 f"{type(self).__name__}: the readout at the end of this run broke off: "
                 "`validate --ckpt_path last` gives it"
@@ -116,12 +116,12 @@ class FeatureReadout(Callback):
             self._end(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the latest values, and whether newer ones are owed."""
-        return {"values": dict(self._values), "owed": self._owed}
+        """Return the latest values, and whether a later readout broke off."""
+        return {"values": dict(self._values), "owed": self._interrupted}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the latest values."""
-        self._values, self._owed = dict(state_dict["values"]), bool(state_dict.get("owed", False))
+        self._values, self._interrupted = dict(state_dict["values"]), bool(state_dict.get("owed", False))
 
     def _pass(
         self, trainer: Trainer, module: LightningModule, loader: Iterable[Any], **options: Any
@@ -158,7 +158,7 @@ class FeatureReadout(Callback):
             due = [readout for readout in readouts if readout._is_due(trainer, hook)]
             self._shared = _Shared(due)
             for readout in due if hook == "epoch" else []:
-                readout._owed = True
+                readout._interrupted = True
         return self in self._due(trainer)
 
     def _end(self, trainer: Trainer) -> None:
@@ -168,7 +168,7 @@ class FeatureReadout(Callback):
 
     def _is_due(self, trainer: Trainer, hook: str) -> bool:
         if hook == "start":
-            return self._owed or (self.at_start and not self._values)
+            return self._interrupted or (self.at_start and not self._values)
         return hook == "validate" or (
             (trainer.current_epoch + 1) % self.every_n_epochs == 0
             or is_last_epoch(trainer)
@@ -177,15 +177,15 @@ class FeatureReadout(Callback):
 
     def _write_once(self, trainer: Trainer, tag: str, text: str) -> None:
         """Write a text to TensorBoard, the first time."""
-        if tag not in self._said:
-            self._said.add(tag)
+        if tag not in self._messages_given:
+            self._messages_given.add(tag)
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
                     logger.experiment.add_text(tag, text, trainer.global_step)
 
-    def _say_once(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
+    def _inform_once(self, message: str) -> None:
+        if message not in self._messages_given:
+            self._messages_given.add(message)
             rank_zero_info(message)
 
 

@@ -117,14 +117,14 @@ class SupportVectorGrid(Callback):
         criterion = mmcl_criterion(pl_module, "a picture of support vectors")
         images = self._load(datamodule or getattr(trainer, "datamodule", None), pl_module)
         z = _project(trainer, pl_module, torch.cat(images.views)).chunk(len(images.views))
-        asked = copy.copy(criterion)  # the same options, while the criterion keeps what training found
-        asked._announced = True
-        asked.gather = asked.symmetric = False
-        asked.negatives = criterion.negatives if len(z) == 2 else "one"  # one view is no two candidates
+        inspected = copy.copy(criterion)  # the same options, while the criterion keeps what training found
+        inspected._announced = True
+        inspected.gather = inspected.symmetric = False
+        inspected.negatives = criterion.negatives if len(z) == 2 else "one"  # one view is no two candidates
         with torch.no_grad():
-            asked(z[0], z[-1])
-        (dual,) = asked.last_duals
-        return SupportVectors(images, asked, dual)
+            inspected(z[0], z[-1])
+        (dual,) = inspected.last_duals
+        return SupportVectors(images, inspected, dual)
 
     def draw(self, found: SupportVectors, note: str = "") -> Image.Image:
         """Draw what :meth:`look` found.

@@ -44,8 +44,8 @@ class ResumableModule(LightningModule):
         difference = _difference(before, self._optimizers) if before else None
         if difference is not None:
             raise ConfigError(
-                f"the checkpoint's optimizer has {difference} here. A run goes on "
-                "with the optimizer that it had: give the same options and batch size, or start a new run"
+                f"a run is resumed with the optimizer that it had, and these differ: {difference}. Give the "
+                "options and batch size of the checkpoint, or start a new run"
             )
 
     def _schedule(self) -> dict[str, Any]:
@@ -127,13 +127,14 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _difference(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str | None:
-    """First difference, as ``lr=0.1, which is 0.2``, of options that both know: older versions knew fewer."""
+    """First difference of options that both have, in words; checkpoints of older versions have fewer."""
     for old, new in zip(before, now, strict=False):
         groups = zip(old["groups"], new["groups"], strict=False)
         for theirs, ours in [(old, new), *groups]:
             for name in sorted((theirs.keys() & ours.keys()) - {"groups"}):
                 if not _equal(theirs[name], ours[name]):
-                    return f"{name}={theirs[name]}, which is {ours[name]}"
+                    return f"checkpoint: {name}={theirs[name]}; configuration: {name}={ours[name]}"
         if len(old["groups"]) != len(new["groups"]):
-            return f"{len(old['groups'])} parameter groups, which are {len(new['groups'])}"
+            counts = len(old["groups"]), len(new["groups"])
+            return f"checkpoint: {counts[0]} parameter groups; configuration: {counts[1]}"
     return None

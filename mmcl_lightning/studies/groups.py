@@ -10,13 +10,13 @@ from mmcl_lightning.ledger import NOT_HASHED, Record, config_hash
 
 __all__ = [
     "Group",
+    "finished_and_others",
     "flat_options",
     "group_runs",
     "image_count",
     "in_sections",
     "run_name",
     "seeds_of",
-    "sort_out",
     "varying",
     "without_copies",
 ]
@@ -75,7 +75,7 @@ def without_copies(records: Iterable[Record]) -> list[Record]:
     return kept
 
 
-def sort_out(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
+def finished_and_others(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     """Return the runs that count, and a line on each other that no later one finished."""
     latest: dict[tuple[Any, ...], Record] = {}
     others: list[Record] = []
@@ -109,7 +109,7 @@ def group_runs(records: Sequence[Record], tries: bool = False) -> list[Group]:
     for (name, _), group in found.items():
         alike.setdefault(name, []).append(group[0])
     return [
-        Group(name if tries else _told_apart(name, group[0], alike[name]), tuple(group))
+        Group(name if tries else _distinct_name(name, group[0], alike[name]), tuple(group))
         for (name, _), group in found.items()
     ]
 
@@ -132,7 +132,7 @@ def flat_options(config: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _told_apart(name: str, record: Record, others: Sequence[Record]) -> str:
+def _distinct_name(name: str, record: Record, others: Sequence[Record]) -> str:
     """Return the name of a method with the options in which it differs from others of the same name."""
     if len(others) == 1:
         return name

@@ -13,12 +13,12 @@ from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record, read_records
 from mmcl_lightning.studies.groups import (
     Group,
+    finished_and_others,
     flat_options,
     group_runs,
     image_count,
     in_sections,
     seeds_of,
-    sort_out,
     varying,
     without_copies,
 )
@@ -87,7 +87,7 @@ def write_report(
     for metric in metrics:
         if metric not in known:
             raise ConfigError(f"no run logged {metric!r}; there are {', '.join(sorted(known))}")
-    finished, rest = sort_out(records)
+    finished, rest = finished_and_others(records)
     rest += [f"* {line}" for line in missing]
     shown = [metric for metric in metrics or _METRICS if metric in known]
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -108,7 +108,7 @@ def test_weights_may_go_into_a_run_with_another_optimizer(tmp_path: Path) -> Non
     new = trainer(tmp_path, max_epochs=1)
     new.fit(module, shapes())
     assert type(new.optimizers[0]) is other
-    with pytest.raises(ConfigError, match="optimizer has class=Adam, which is SGD here"):
+    with pytest.raises(ConfigError, match="checkpoint: class=Adam; configuration: class=SGD"):
         trainer(tmp_path, max_epochs=2).fit(module, shapes(), ckpt_path=tmp_path / "last.ckpt")
 
 
@@ -137,7 +137,7 @@ def test_learning_rates_in_tensors_are_compared(tmp_path: Path) -> None:
 
     trainer(tmp_path, checkpoint(tmp_path), max_epochs=1).fit(module(0.5), shapes())
     trainer(tmp_path, max_epochs=2).fit(module(0.5), shapes(), ckpt_path=tmp_path / "last.ckpt")
-    with pytest.raises(ConfigError, match=r"optimizer has lr=0.5, which is 0.25 here"):
+    with pytest.raises(ConfigError, match=r"checkpoint: lr=0.5; configuration: lr=0.25"):
         trainer(tmp_path, max_epochs=2).fit(module(0.25), shapes(), ckpt_path=tmp_path / "last.ckpt")
 
 
