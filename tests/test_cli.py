@@ -220,7 +220,7 @@ def test_the_configuration_wins_over_the_checkpoint_and_says_so(
     main([*args, "--model.C=5", "--model.kernel.gamma=0.5"])
     said = [line for line in capsys.readouterr().err.splitlines() if "which is used" in line]
     assert len(said) == 2
-    assert said[0].startswith("model.kernel is ")
+    assert said[0].startswith(f"model.kernel: checkpoint {trained}: ")
     assert said[1] == f"model.C: checkpoint {trained}: 100.0; configuration: 5.0, which is used"
 
 
@@ -232,9 +232,12 @@ def test_the_configuration_wins_over_the_checkpoint_and_says_so(
             "--model.optimizer.weight_decay=0",
             "checkpoint: weight_decay=0.0001; configuration: weight_decay=0.0",
         ),
-        ("--model.optimizer=torch.optim.SGD", "class=AdamW, which is SGD"),
+        ("--model.optimizer=torch.optim.SGD", "checkpoint: class=AdamW; configuration: class=SGD"),
         ("--model.warmup=0.5", "checkpoint: warmup=0.05; configuration: warmup=0.5"),
-        ("--model.lr_schedule=constant", "lr_schedule=cosine, which is constant"),
+        (
+            "--model.lr_schedule=constant",
+            "checkpoint: lr_schedule=cosine; configuration: lr_schedule=constant",
+        ),
     ],
 )
 def test_a_run_is_not_resumed_with_another_optimizer(
