@@ -14,6 +14,7 @@ import mmcl_lightning
 
 #: Names that users may rely on. A removal breaks their code: deprecate first, and say so in CHANGELOG.md.
 PUBLIC = {
+    "batches": "image_count images_and_labels labels_of views_of",
     "callbacks": "HealthPanel Ledger LogisticReadout OnlineKNN OnlineLinearProbe RepresentationWriter "
     "ResumableCheckpoint SVMSolverCallback SupportVectorGrid Throughput collect_features",
     "cli": "MMCLCLI main",

@@ -13,7 +13,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl_lightning.callbacks._batches import every_nth, images_and_labels, share_batches
+from mmcl_lightning.batches import images_and_labels
+from mmcl_lightning.callbacks._sharing import every_nth, share_batches
 from mmcl_lightning.distributed import gather_objects, layout
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.metrics import FeatureShard, gather_in_order

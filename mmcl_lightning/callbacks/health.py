@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmcl_lightning._options import check_whole
+from mmcl_lightning.batches import views_of
 from mmcl_lightning.callbacks.features import FeaturePass, encode, evaluating, feature_pass
 from mmcl_lightning.callbacks.readout import FeatureReadout, datamodule_of, is_last_epoch
 from mmcl_lightning.distributed import gather_objects, layout
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, ShapeError
 from mmcl_lightning.metrics import EffectiveRank, alignment, feature_std, rankme, uniformity
 
 __all__ = ["HealthPanel"]
@@ -221,10 +222,10 @@ class HealthPanel(FeatureReadout):
 
 
 def _two_views(batch: Any) -> list[Tensor] | None:
-    views = batch[0] if isinstance(batch, list | tuple) else None
-    if not isinstance(views, list | tuple) or len(views) < 2 or not isinstance(views[0], Tensor):
+    try:
+        return views_of(batch)
+    except ShapeError:
         return None
-    return list(views[:2])
 
 
 def _write_histogram(trainer: Trainer, kind: str, rows: Tensor) -> None:

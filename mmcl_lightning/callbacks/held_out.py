@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from mmcl_lightning.batches import labels_of
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.transforms import ImageTransform
 
@@ -147,7 +148,7 @@ def _structure(batch: Any, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
             f"{[tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for v in views]}"
         )
     views = tuple(view[:count].cpu() for view in views)
-    targets = batch[1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
+    targets = labels_of(batch)
     if not isinstance(targets, Tensor) or targets.ndim != 1 or targets.is_floating_point():
         targets = torch.full((len(views[0]),), -1)
     return views, targets[:count].to("cpu", torch.int64)

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from mmcl_lightning._options import check_number, check_whole
-from mmcl_lightning.callbacks._batches import labels_of
+from mmcl_lightning.batches import labels_of
 from mmcl_lightning.callbacks._online_classifier import OnlineClassifier
 from mmcl_lightning.callbacks.readout import FeatureReadout, datamodule_of
 from mmcl_lightning.distributed import gather_objects

@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from mmcl_lightning.batches import labels_of
 from mmcl_lightning.callbacks.readout import has_trained
 from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
@@ -212,7 +213,7 @@ def _gathered_labels(criterion: MMCLLoss, problem: MaxMarginDual, batch: Any) ->
     """
     where = layout() if criterion.gather else Layout()
     images = problem.n // (2 if criterion.negatives == "both" else 1) // where.world_size
-    labels = batch[1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
+    labels = labels_of(batch)
     if not isinstance(labels, Tensor) or labels.shape != (images,) or labels.is_floating_point():
         labels = torch.full((images,), -1)
     labels = labels.to(problem.gram.device, torch.int64)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+
+from mmcl_lightning.batches import image_count
 
 __all__ = ["Throughput"]
 
@@ -42,7 +42,7 @@ class Throughput(Callback):
         now = time.perf_counter()
         if self._mark is not None:
             self._seconds += now - self._mark
-            self._images += _images(batch) * trainer.world_size
+            self._images += image_count(batch) * trainer.world_size
         self._mark = now
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self._images and every and trainer.global_step % every == 0:
@@ -56,13 +56,3 @@ class Throughput(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""
         self._mark = None
-
-
-def _images(batch: Any) -> int:
-    """Return the number of images of a batch: of the first tensor in it, which may be one view of several."""
-    while not isinstance(batch, Tensor):
-        parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-        if not isinstance(parts, Sequence) or not parts:
-            return 0
-        batch = parts[0]
-    return len(batch) if batch.ndim else 0

@@ -20,8 +20,9 @@ from torch.nn import functional as F
 
 from mmcl_lightning._options import check_choice, check_number
 from mmcl_lightning._specs import to_spec
+from mmcl_lightning.batches import images_and_labels
 from mmcl_lightning.distributed import gather_objects, layout
-from mmcl_lightning.errors import ConfigError, DataError, ShapeError
+from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.metrics import topk_correct
 from mmcl_lightning.models import feature_dim
 from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
@@ -186,9 +187,10 @@ class ClassifierModule(ResumableModule):
     on_test_epoch_end = on_validation_epoch_end
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``h`` ``(B, F)``, ``scores`` ``(B, classes)`` and ``target`` ``(B,)`` of labelled images."""
-        h = self(batch[0])
-        return {"h": h, "scores": self.scores(h), "target": batch[1]}
+        """Return ``h`` ``(B, F)``, ``scores`` ``(B, classes)`` and ``target`` ``(B,)``, -1 for none."""
+        images, labels = images_and_labels(batch)
+        h = self(images)
+        return {"h": h, "scores": self.scores(h), "target": labels}
 
     def scores(self, h: Tensor) -> Tensor:
         """Return the scores ``(B, classes)`` of representations ``(B, F)``."""
@@ -275,12 +277,11 @@ class ClassifierModule(ResumableModule):
         ]
 
     def _images_and_labels(self, batch: Any) -> tuple[Tensor, Tensor]:
-        images, labels = batch[0], batch[1]
-        if not isinstance(images, Tensor):
-            raise ShapeError(
-                f"a batch must start with images (B, 3, H, W), got {type(images).__name__} of {len(images)}: "
-                "set task to 'classify' in the data module"
-            )
+        try:
+            images, labels = images_and_labels(batch)
+        except DataError as error:
+            raise DataError(f"{error}: set task to 'classify' in a data module of ours") from error
+        labels = labels.to(images.device)
         largest = int(labels.max())
         if self.classifier is not None and largest >= self.classifier.out_features:
             raise DataError(

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from mmcl_lightning._options import check_choice, check_flags, check_number, check_whole, is_number
 from mmcl_lightning._specs import from_spec, to_spec
-from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
+from mmcl_lightning.batches import image_count, images_and_labels, views_of
+from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
 from mmcl_lightning.modules.chunked import encode_in_chunks
@@ -29,8 +30,9 @@ __all__ = ["ContrastiveModule"]
 class ContrastiveModule(ResumableModule):
     """Pretrain a backbone by a contrastive loss between two views of each image.
 
-    A batch is ``views, targets = batch[0], batch[1]`` with views a list of two tensors ``(B, 3, H, W)``;
-    targets are not used. Both views pass the backbone in one forward, so batch norm sees them together.
+    A batch starts with a list of two views, each ``(B, 3, H, W)``, or is a mapping with one under ``views``;
+    see :mod:`mmcl_lightning.batches`. Labels are not used. Both views pass the backbone in one forward, so
+    batch norm sees them together.
     A checkpoint holds ``backbone.*`` and ``projection_head.*`` and rebuilds the module by itself:
     ``load_from_checkpoint(path)``; a backbone or head that was a live ``nn.Module`` has to be passed again.
 
@@ -111,7 +113,7 @@ class ContrastiveModule(ResumableModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of a batch of views; a projection that is not finite raises, naming the step."""
         loss = self._contrast(batch)
-        size = len(batch[0][0])
+        size = image_count(batch)
         self.log("train/loss", loss, prog_bar=True, batch_size=size)
         self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=size)
         return loss
@@ -119,12 +121,13 @@ class ContrastiveModule(ResumableModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log the loss of held-out images."""
         loss = self._contrast(batch)
-        self.log("val/loss", loss, batch_size=len(batch[0][0]), sync_dist=True)
+        self.log("val/loss", loss, batch_size=image_count(batch), sync_dist=True)
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``h`` ``(B, F)``, ``z`` ``(B, D)`` and ``target`` ``(B,)`` of images ``(image, target)``."""
-        h = self(batch[0])
-        return {"h": h, "z": self.projection_head(h), "target": batch[1]}
+        """Return ``h`` ``(B, F)``, ``z`` ``(B, D)`` and ``target`` ``(B,)``, -1 for none."""
+        images, labels = images_and_labels(batch)
+        h = self(images)
+        return {"h": h, "z": self.projection_head(h), "target": labels}
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer on groups by module type, and its schedule per step."""
@@ -156,12 +159,9 @@ class ContrastiveModule(ResumableModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _contrast(self, batch: Any) -> Tensor:
-        views = batch[0]
-        if not isinstance(views, list | tuple) or len(views) != 2:
-            got = f"{len(views)} views" if isinstance(views, list | tuple) else type(views).__name__
-            raise ShapeError(f"a batch must start with a list of two views, each (B, 3, H, W); got {got}")
+        views = views_of(batch)
         try:
-            return self._loss(list(views))
+            return self._loss(views)
         except NumericalError as error:
             where = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
             raise NumericalError(f"{where} step {self.global_step}: {error}") from error

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcl_lightning._options import check_flags, check_number, check_whole
 from mmcl_lightning._specs import from_spec
+from mmcl_lightning.batches import image_count
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses.mixing import HardNegativeMixing, MixingDraws
@@ -136,7 +137,7 @@ class MoCo(ContrastiveModule):
         if self._new_keys is not None:
             self._enqueue(self._new_keys)
         hits = self.criterion.last_stats["contrast_top1"]
-        self.log("train/contrast_top1", hits, batch_size=len(batch[0][0]))
+        self.log("train/contrast_top1", hits, batch_size=image_count(batch))
         return loss
 
     def _loss(self, views: list[Tensor]) -> Tensor:

@@ -27,7 +27,8 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from mmcl_lightning.callbacks._batches import images_and_labels, share_batches
+from mmcl_lightning.batches import images_and_labels
+from mmcl_lightning.callbacks._sharing import share_batches
 from mmcl_lightning.callbacks.features import FeaturePass, feature_pass
 from mmcl_lightning.distributed import layout
 from mmcl_lightning.errors import DataError, ShapeError
@@ -271,10 +272,10 @@ def test_batches_without_labels(batch: Any) -> None:
     ("batch", "error", "message"),
     [
         ({"pixels": IMAGE}, DataError, r"one tensor of images, got keys \['pixels'\]"),
-        (([IMAGE, IMAGE], torch.zeros(2)), DataError, "one tensor of images, got list"),
+        (([IMAGE, IMAGE], torch.zeros(2)), DataError, "one tensor of images, got 2 views"),
         ((IMAGE, torch.zeros(2)), DataError, "labels must be integers, got torch.float32"),
         ((IMAGE, ["cat", "dog"]), DataError, "labels must be integers, got list"),
-        ((IMAGE, torch.zeros(3, dtype=torch.long)), ShapeError, r"Expected labels \(2,\), got \(3,\)"),
+        ((IMAGE, torch.zeros(3, dtype=torch.long)), ShapeError, r"expected labels \(2,\), got \(3,\)"),
     ],
 )
 def test_wrong_batches(batch: Any, error: type[Exception], message: str) -> None:

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from runs import Plain, image_loader, shapes, simclr, trainer
 from torch import Tensor
 
+from mmcl_lightning.batches import images_and_labels
 from mmcl_lightning.callbacks import (
     HealthPanel,
     Ledger,
@@ -19,7 +20,6 @@ from mmcl_lightning.callbacks import (
     SupportVectorGrid,
     Throughput,
 )
-from mmcl_lightning.callbacks._batches import images_and_labels
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.ledger import Record
 from mmcl_lightning.transforms import SimCLRTransform
@@ -50,7 +50,7 @@ def test_a_forward_that_gives_no_tensor_is_named(output: Any, tmp_path: Path) ->
 
 @pytest.mark.parametrize("batch", [[], None, 3, (torch.tensor(1.0), torch.tensor(1))])
 def test_an_odd_batch_is_named(batch: Any) -> None:
-    with pytest.raises(DataError, match=r"a readout needs batches \(images, labels\)"):
+    with pytest.raises(DataError, match=r"expected a batch \(images, labels\)"):
         images_and_labels(batch)
 
 

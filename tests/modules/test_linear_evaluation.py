@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmcl_lightning.callbacks import OnlineKNN
-from mmcl_lightning.errors import ConfigError, DataError, NumericalError, ShapeError
+from mmcl_lightning.errors import ConfigError, DataError, NumericalError
 from mmcl_lightning.models import build_backbone
 from mmcl_lightning.modules import FineTune, LinearEvaluation
 from mmcl_lightning.modules.weights import digests
@@ -364,7 +364,7 @@ def test_wrong_options(options: dict[str, Any], match: str) -> None:
 def test_data_that_does_not_fit(weights: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tells of no classes"):
         fit(tmp_path, linear(weights, num_classes=None))
-    with pytest.raises(ShapeError, match="got list of 2: set task to 'classify'"):
+    with pytest.raises(DataError, match="got 2 views: set task to 'classify'"):
         fit(tmp_path, linear(weights, num_classes=10), loaders=(None, None, shapes()))
     with pytest.raises(ConfigError, match="schedule needs an end"):
         fit(tmp_path, linear(weights, protocol="imagenet"), epochs=-1)

@@ -1,65 +1,17 @@
-"""Which batches of a loader are this process's, and what is in a batch."""
+"""Which batches of a loader are this process's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from mmcl_lightning.distributed import broadcast_object, layout
-from mmcl_lightning.errors import DataError, ShapeError
 
-__all__ = ["images_and_labels", "labels_of", "share_batches"]
-
-_IMAGE_KEYS = ("image", "images", "x")
-_LABEL_KEYS = ("label", "labels", "target", "targets", "y")
-
-
-def images_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
-    """Return images ``(B, ...)`` and labels ``(B,)``, int64, -1 where the batch has none.
-
-    Args:
-        batch: ``(images, labels, ...)``, of which the first two count, or a mapping with ``image`` and
-            ``label`` (or ``images``, ``x``; ``labels``, ``target``, ``targets``, ``y``).
-
-    Raises:
-        DataError: If there is no image, or labels are not integers.
-        ShapeError: If there is not one label per image.
-    """
-    labels, images = labels_of(batch), batch
-    if isinstance(batch, Mapping):
-        images = next((batch[key] for key in _IMAGE_KEYS if key in batch), None)
-    elif isinstance(batch, list | tuple):
-        images = batch[0] if batch else None
-    if not isinstance(images, Tensor) or images.ndim == 0:
-        found = f"keys {sorted(map(str, batch))}" if isinstance(batch, Mapping) else type(images).__name__
-        raise DataError(
-            f"a readout needs batches (images, labels) or {{'image': ..., 'label': ...}} with one tensor of "
-            f"images, got {found}"
-        )
-    if labels is None:
-        return images, torch.full((len(images),), -1)
-    try:
-        targets = torch.as_tensor(labels)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"labels must be integers, got {type(labels).__name__}: {error}") from error
-    if targets.is_floating_point() or targets.is_complex():
-        raise DataError(f"labels must be integers, got {targets.dtype}")
-    if targets.numel() != len(images):
-        raise ShapeError(f"Expected labels ({len(images)},), got {tuple(targets.shape)}")
-    return images, targets.flatten().long()
-
-
-def labels_of(batch: Any) -> Any:
-    """Return what stands for the labels in a batch as :func:`images_and_labels` takes it, or None."""
-    if isinstance(batch, Mapping):
-        return next((batch[key] for key in _LABEL_KEYS if key in batch), None)
-    return batch[1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
+__all__ = ["every_nth", "share_batches"]
 
 
 def share_batches(loader: Iterable[Any], limit: int | None = None) -> tuple[Iterable[Any], int | None]:
