@@ -116,6 +116,16 @@ def test_a_recipe_may_be_laid_over_another(capsys: pytest.CaptureFixture[str]) -
     assert "base" not in printed
 
 
+def test_simclr_is_one_experiment_under_two_names(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for name in ("cifar10_simclr", "cifar10_baseline"):
+        with pytest.raises(SystemExit):
+            main(["fit", "--config", name, "--print_config"])
+        printed.append(yaml.safe_load(capsys.readouterr().out))
+        del printed[-1]["trainer"]["logger"]
+    assert printed[0] == printed[1]
+
+
 def test_a_base_is_looked_for_beside_the_file_that_names_it() -> None:
     Path("cifar10_moco.yaml").write_text("model: {init_args: {queue_size: 77}}\n")
     mochi = str(recipe_folder() / "cifar10_mochi.yaml")

@@ -14,22 +14,23 @@ from mmcl_lightning.batches import labels_of
 from mmcl_lightning.callbacks.readout import has_trained
 from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.losses import MMCLLoss
+from mmcl_lightning.losses import ContrastiveLoss, MMCLLoss, SupportVectors
+from mmcl_lightning.losses.max_margin import svm_stats
 from mmcl_lightning.svm import MaxMarginDual, Solution, Status
 from mmcl_lightning.svm.negatives import false_negative_shares, false_negative_sums
 
-__all__ = ["SVMSolverCallback", "mmcl_criterion"]
+__all__ = ["SVMSolverCallback", "mmcl_criterion", "solves_duals"]
 
 
 class SVMSolverCallback(Callback):
     """Log what the SVMs found, change their options by epoch, and say when a solve goes wrong.
 
-    :class:`~mmcl_lightning.modules.MMCL` brings one by itself; add it by hand to any LightningModule whose
-    ``criterion`` is an :class:`~mmcl_lightning.losses.MMCLLoss`.
+    A :class:`~mmcl_lightning.modules.ContrastiveModule` brings one by itself where its loss solves SVMs or
+    has a schedule; add it by hand to any LightningModule whose ``criterion`` is such a loss.
 
     Args:
         schedule: Options of the loss by epoch, counted from 1, each in force from that epoch on, e.g.
-            ``{"C": {1: inf, 26: 10.0}}``; names as in :meth:`MMCLLoss.set_option`.
+            ``{"C": {1: inf, 26: 10.0}}``; names as in :meth:`ContrastiveLoss.set_option`.
         log_histogram: Write the histogram of alpha to TensorBoard at the end of every epoch.
 
     Reads:
@@ -45,7 +46,8 @@ class SVMSolverCallback(Callback):
         class, ``svm/false_negative_share_by_alpha``, ``svm/bound_false_negative_share``, and
         ``svm/false_negative_base_rate`` among all negatives to compare with; see
         :func:`~mmcl_lightning.svm.negatives.false_negative_shares`.
-        Every epoch: ``svm/alpha`` (histogram) and the scheduled options as ``svm/NAME``.
+        Every epoch: ``svm/alpha`` (histogram) and the scheduled options as ``svm/NAME``, or ``loss/NAME``
+        where the loss solves no SVM.
 
     Raises:
         ConfigError: If the schedule names an option that does not exist, or an epoch < 1.
@@ -82,8 +84,12 @@ class SVMSolverCallback(Callback):
         if stage == "fit" and not has_trained(trainer):
             self.retries, self._announced, self._warned = 0, False, set()
 
-    def check(self, criterion: MMCLLoss) -> None:
-        """Raise :class:`ConfigError` now if the schedule would fail in some later epoch."""
+    def check(self, criterion: ContrastiveLoss) -> None:
+        """Raise :class:`ConfigError` now if the schedule would fail in some later epoch.
+
+        Args:
+            criterion: The loss whose options it changes.
+        """
         for name, changes in self.schedule.items():
             for value in changes.values():
                 criterion.check_option(name, value)
@@ -95,16 +101,17 @@ class SVMSolverCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the options of this epoch in force."""
+        place = "svm" if solves_duals(self._criterion(pl_module)) else "loss"
         for name, value in self._apply(trainer, pl_module).items():
             for logger in trainer.loggers:
-                logger.log_metrics({f"svm/{name.rpartition('.')[2]}": value}, step=trainer.global_step)
+                logger.log_metrics({f"{place}/{name.rpartition('.')[2]}": value}, step=trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log the statistics of the step, and warn about a solve that went wrong."""
         criterion = self._criterion(pl_module)
-        duals = criterion.last_duals
+        duals = getattr(criterion, "last_duals", ())
         if not duals:
             return
         problem = duals[0].problem
@@ -122,7 +129,7 @@ class SVMSolverCallback(Callback):
             self._guard(dual.solution, trainer.global_step)
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if every and trainer.global_step % every == 0:  # the steps that Lightning writes
-            stats = criterion.last_stats
+            stats = svm_stats(duals)
             values = _over_processes({name: stats[name].to(problem.gram) for name in self._LOGGED})
             labels = _gathered_labels(criterion, problem, batch)
             sums = torch.stack([false_negative_sums(d.problem, d.solution.alpha, labels) for d in duals])
@@ -132,7 +139,7 @@ class SVMSolverCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the histogram of the last step's alpha."""
-        duals = self._criterion(pl_module).last_duals
+        duals = getattr(self._criterion(pl_module), "last_duals", ())
         if self.log_histogram and duals and trainer.is_global_zero:
             support = torch.cat([dual.solution.alpha[dual.solution.alpha > 0] for dual in duals])
             for logger in trainer.loggers:
@@ -174,8 +181,21 @@ class SVMSolverCallback(Callback):
                 self._criterion(pl_module).set_option(name, options[name])
         return options
 
-    def _criterion(self, pl_module: LightningModule) -> MMCLLoss:
+    def _criterion(self, pl_module: LightningModule) -> ContrastiveLoss:
+        criterion = getattr(pl_module, "criterion", None)
+        if isinstance(criterion, ContrastiveLoss) and (self.schedule or solves_duals(criterion)):
+            return criterion
         return mmcl_criterion(pl_module, type(self).__name__)
+
+
+def solves_duals(criterion: object) -> bool:
+    """Whether a loss weighs its negatives by support vector machines.
+
+    Args:
+        criterion: Any object.
+    """
+    rule = getattr(criterion, "weights", None)
+    return isinstance(getattr(rule, "rule", rule), SupportVectors)
 
 
 def mmcl_criterion(pl_module: LightningModule, user: str) -> MMCLLoss:
@@ -206,7 +226,7 @@ def _over_processes(stats: dict[str, Tensor]) -> dict[str, float]:
     return dict(zip(stats, values.tolist(), strict=True))
 
 
-def _gathered_labels(criterion: MMCLLoss, problem: MaxMarginDual, batch: Any) -> Tensor:
+def _gathered_labels(criterion: ContrastiveLoss, problem: MaxMarginDual, batch: Any) -> Tensor:
     """Labels of the images among the candidates, ``(G,)``, in the order in which projections are gathered.
 
     A batch without fitting labels counts as unlabelled, so that no process waits for another one here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import inspect
 import logging
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl_lightning._options import check_choice, check_flags
+from mmcl_lightning._options import check_choice, check_flags, is_number
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses.contrast import Contrast
@@ -168,6 +169,40 @@ class ContrastiveLoss(nn.Module, abc.ABC):
         """Options as ``print(module)`` shows them."""
         names = inspect.signature(type(self)).parameters
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+
+    def set_option(self, path: str, value: Any) -> None:
+        """Change an option by name between steps, for schedules.
+
+        Args:
+            path: An argument of the constructor that is a number or a flag, such as ``"temperature"`` or
+                ``"C"``, or a field of one that is a part, such as ``"kernel.gamma"``.
+            value: The new value; checked as in the constructor.
+
+        Raises:
+            ConfigError: If there is no such option or the value is out of range; nothing is changed then.
+        """
+        for name, part in vars(self._with(path, value)).items():
+            if not name.startswith("_") and name not in ("training", "last_duals"):  # of a run, no options
+                setattr(self, name, part)
+
+    def check_option(self, path: str, value: Any) -> None:
+        """Raise :class:`ConfigError` if :meth:`set_option` would, and change nothing."""
+        self._with(path, value)
+
+    def _with(self, path: str, value: Any) -> ContrastiveLoss:
+        """Return a new loss with another value of an option, which its constructor checks."""
+        options = self.options()
+        plain = [name for name, given in options.items() if is_number(given) or isinstance(given, bool)]
+        known = [name for name in plain if name not in ("symmetric", "normalize", "gather")]
+        parts = {name: part for name, part in options.items() if dataclasses.is_dataclass(part)}
+        known += [f"{name}.{f.name}" for name, part in parts.items() for f in dataclasses.fields(part)]
+        if path not in known:
+            raise ConfigError(f"{path!r} is no option of this loss; there are {', '.join(known)}")
+        part, _, name = path.rpartition(".")
+        if part:
+            changes = {name: value} | ({"gamma": None} if name == "sigma2" else {})  # sigma2 is an alias
+            return type(self)(**(options | {part: dataclasses.replace(options[part], **changes)}))
+        return type(self)(**(options | {path: value}))
 
     def options(self) -> dict[str, Any]:
         """Return the arguments that build this loss again, by name, read from the attributes of those names.

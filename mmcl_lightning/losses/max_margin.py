@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor
 
 from mmcl_lightning._options import check_choice
-from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import Kernel
 from mmcl_lightning.losses.contrast import Contrast
-from mmcl_lightning.losses.weighted import WeightedContrastiveLoss, check_temperature
+from mmcl_lightning.losses.weighted import WeightedContrastiveLoss
 from mmcl_lightning.losses.weights import SolvedDual, SupportVectors
 from mmcl_lightning.svm import Solver
 from mmcl_lightning.svm.negatives import at_bound, is_support
@@ -22,9 +20,6 @@ from mmcl_lightning.svm.negatives import at_bound, is_support
 __all__ = ["MMCLLoss", "svm_stats"]
 
 log = logging.getLogger(__name__)
-
-#: Options of the rule that a schedule may change, beside fields of the kernel and of the solver.
-_SCHEDULED = ("C", "reg", "drop_at_bound")
 
 
 class MMCLLoss(WeightedContrastiveLoss):
@@ -124,7 +119,7 @@ class MMCLLoss(WeightedContrastiveLoss):
             gather=gather,
         )
         self.form = form
-        if temperature is None and form == "paper":
+        if form == "paper":
             self.temperature = None
 
     @classmethod
@@ -168,44 +163,6 @@ class MMCLLoss(WeightedContrastiveLoss):
     def assume_unit_diag(self) -> bool:
         """Whether k(x+, x+) is taken as 1."""
         return self.weights.assume_unit_diag
-
-    def set_option(self, path: str, value: Any) -> None:
-        """Change an option by name between steps, for schedules.
-
-        Args:
-            path: ``"C"``, ``"reg"``, ``"drop_at_bound"``, ``"temperature"``, or a field of a part:
-                ``"kernel.gamma"``, ``"solver.max_steps"``.
-            value: The new value; checked as in the constructor.
-
-        Raises:
-            ConfigError: If there is no such option or the value is out of range.
-        """
-        if path == "temperature" and self.form != "paper":
-            check_temperature(value)
-            self.temperature = value
-        else:
-            self.weights = self._changed(path, value)
-
-    def check_option(self, path: str, value: Any) -> None:
-        """Raise :class:`ConfigError` if :meth:`set_option` would, and change nothing."""
-        if path == "temperature" and self.form != "paper":
-            check_temperature(value)
-        else:
-            self._changed(path, value)
-
-    def _changed(self, path: str, value: Any) -> SupportVectors:
-        """Return the rule with another value of an option; its constructor checks the value."""
-        part, _, name = path.rpartition(".")
-        if part in ("kernel", "solver") and name in _field_names(getattr(self, part)):
-            changes = {name: value} | ({"gamma": None} if name == "sigma2" else {})  # sigma2 is an alias
-            value = dataclasses.replace(getattr(self, part), **changes)
-            path = part
-        elif path not in _SCHEDULED:
-            known = [*_SCHEDULED, *(["temperature"] if self.form != "paper" else [])]
-            known += [f"kernel.{name}" for name in _field_names(self.kernel)]
-            known += [f"solver.{name}" for name in _field_names(self.solver)]
-            raise ConfigError(f"{path!r} is no option of this loss; there are {', '.join(known)}")
-        return dataclasses.replace(self.weights, **{path: value})
 
     def _terms(self, contrast: Contrast) -> Tensor:
         if self.form != "paper":
@@ -274,7 +231,3 @@ def _stats(dual: SolvedDual) -> dict[str, Tensor]:
         "negatives": torch.tensor(float(N)),
         "retries": torch.tensor(float(solution.retries)),
     }
-
-
-def _field_names(part: object) -> list[str]:
-    return [f.name for f in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []

@@ -11,12 +11,14 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from mmcl_lightning._options import check_choice, check_flags, check_number, check_whole, is_number
 from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.batches import image_count, images_and_labels, views_of
+from mmcl_lightning.callbacks.svm import SVMSolverCallback, solves_duals
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
@@ -57,10 +59,13 @@ class ContrastiveModule(ResumableModule):
             negatives, is not limited by the memory for activations. The gradient stays that of the whole
             batch, at the price of a second forward pass; batch norm sees a chunk as its batch. ``None``
             for one pass.
+        schedule: Options of the loss by epoch, counted from 1, each in force from that epoch on, e.g.
+            ``{"temperature": {1: 0.5, 50: 0.1}}``; see :meth:`ContrastiveLoss.set_option`.
 
     Logs:
         ``train/loss`` (of several processes that of the first one's anchors), ``train/lr`` each step;
-        ``val/loss`` on held-out images with training augmentation.
+        ``val/loss`` on held-out images with training augmentation. Where the loss solves SVMs, or has a
+        schedule, what :class:`~mmcl_lightning.callbacks.SVMSolverCallback` writes.
 
     Raises:
         ConfigError: If an option is unknown or out of range.
@@ -79,6 +84,7 @@ class ContrastiveModule(ResumableModule):
         lr_schedule: Literal["cosine", "constant"] = "constant",
         warmup: float = 0.0,
         chunk_size: int | None = None,
+        schedule: dict[str, dict[int, bool | int | float]] | None = None,
     ):
         super().__init__()
         self._record_options()
@@ -104,6 +110,23 @@ class ContrastiveModule(ResumableModule):
         self.lr_schedule = lr_schedule
         self.warmup = warmup
         self.chunk_size = chunk_size
+        self._loss_callback = SVMSolverCallback(schedule=schedule)
+        if schedule:
+            if not isinstance(self.criterion, ContrastiveLoss):
+                raise ConfigError(f"a schedule needs a ContrastiveLoss, got {type(self.criterion).__name__}")
+            self._loss_callback.check(self.criterion)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Bring the callback that logs, schedules and guards the loss, unless the trainer has one."""
+        if not (self._loss_callback.schedule or solves_duals(self.criterion)):
+            return []
+        given = self._trainer.callbacks if self._trainer is not None else []  # type: ignore[attr-defined]
+        own = [callback for callback in given if isinstance(callback, SVMSolverCallback)]
+        if any(callback is not self._loss_callback for callback in own):
+            if self._loss_callback.schedule:
+                raise ConfigError("both the module and a SVMSolverCallback have a schedule: keep one")
+            return []
+        return [self._loss_callback]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the representation h, shape ``(B, F)``, of images ``(B, 3, H, W)``."""

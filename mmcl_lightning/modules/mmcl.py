@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from lightning.pytorch import Callback
-
 from mmcl_lightning._specs import from_spec
-from mmcl_lightning.callbacks.svm import SVMSolverCallback
-from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import Kernel
 from mmcl_lightning.losses import MMCLLoss
 from mmcl_lightning.modules.contrastive import ContrastiveModule
@@ -36,7 +32,7 @@ class MMCL(ContrastiveModule):
         drop_at_bound: Ignore negatives whose alpha is at C: the paper's correction for false negatives.
         assume_unit_diag: Take k(x, x) as 1, as printed, for kernels where it is not.
         schedule: Options of the loss by epoch, counted from 1 as in the paper, e.g.
-            ``{"kernel.gamma": {1: 0.02, 75: 0.2, 125: 2.0}}``; see :meth:`MMCLLoss.set_option`.
+            ``{"kernel.gamma": {1: 0.02, 75: 0.2, 125: 2.0}}``; see :meth:`ContrastiveLoss.set_option`.
         log_histogram: Write the histogram of alpha at the end of every epoch.
         **kwargs: Backbone, head and optimisation: see :class:`ContrastiveModule`.
 
@@ -74,16 +70,5 @@ class MMCL(ContrastiveModule):
             drop_at_bound=drop_at_bound,
             assume_unit_diag=assume_unit_diag,
         )
-        super().__init__(criterion=criterion, **kwargs)
-        self._solver_callback = SVMSolverCallback(schedule=schedule, log_histogram=log_histogram)
-        self._solver_callback.check(self.criterion)
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Bring the callback that logs, schedules and guards the solver, unless the trainer has one."""
-        given = self._trainer.callbacks if self._trainer is not None else []  # type: ignore[attr-defined]
-        own = [callback for callback in given if isinstance(callback, SVMSolverCallback)]
-        if any(callback is not self._solver_callback for callback in own):
-            if self._solver_callback.schedule:
-                raise ConfigError("both the module and a SVMSolverCallback have a schedule: keep one")
-            return []
-        return [self._solver_callback]
+        super().__init__(criterion=criterion, schedule=schedule, **kwargs)
+        self._loss_callback.log_histogram = log_histogram

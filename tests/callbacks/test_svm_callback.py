@@ -11,14 +11,24 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from runs import FlatNet, Plain, events, image_loader, mmcl, scalars, shapes, trainer
+from runs import TINY, FlatNet, Plain, events, image_loader, mmcl, moco, scalars, shapes, trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mmcl_lightning.callbacks import SVMSolverCallback, Throughput, throughput
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.losses import MMCLLoss
+from mmcl_lightning.losses import (
+    Hard,
+    HCLLoss,
+    MMCLLoss,
+    Near,
+    NTXentLoss,
+    Shuffled,
+    SupportVectors,
+    WeightedContrastiveLoss,
+)
 from mmcl_lightning.losses.max_margin import svm_stats
+from mmcl_lightning.modules import ContrastiveModule
 from mmcl_lightning.svm import Exact, ProjectedGradient
 
 LOGGED = (
@@ -122,6 +132,45 @@ def test_a_solve_that_stops_early_is_said_once(tmp_path: Path) -> None:
         trainer(tmp_path, max_epochs=2).fit(module, shapes())
     (message,) = [str(w.message) for w in caught if "SVM solver" in str(w.message)]
     assert message.startswith("SVM solver, step 1: at least one problem stopped at max_steps")
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        MMCLLoss(symmetric=True),
+        MMCLLoss(form="log", negatives="one", symmetric=True),
+        WeightedContrastiveLoss(SupportVectors()),
+        WeightedContrastiveLoss(Shuffled(SupportVectors())),
+    ],
+    ids=repr,
+)
+def test_every_loss_with_svms_is_logged_whatever_the_module(criterion: Any, tmp_path: Path) -> None:
+    trainer(tmp_path, log=True).fit(ContrastiveModule(criterion, **TINY), shapes())
+    assert len(scalars(tmp_path, "svm/sv_fraction")) == 4
+    assert len(scalars(tmp_path, "svm/false_negative_share")) == 4
+
+
+@pytest.mark.parametrize("criterion", [NTXentLoss(), WeightedContrastiveLoss(Near())], ids=repr)
+def test_a_loss_without_svms_brings_no_callback(criterion: Any, tmp_path: Path) -> None:
+    run = trainer(tmp_path, log=True)
+    run.fit(ContrastiveModule(criterion, **TINY), shapes())
+    assert not any(isinstance(callback, SVMSolverCallback) for callback in run.callbacks)
+    with pytest.raises(ConfigError, match="needs a module with support vectors"):
+        trainer(tmp_path, SVMSolverCallback()).fit(ContrastiveModule(criterion, **TINY), shapes())
+
+
+def test_any_loss_can_have_a_schedule(tmp_path: Path) -> None:
+    schedule = {"temperature": {1: 0.5, 2: 0.25}, "beta": {2: 2.0}}
+    module = ContrastiveModule(HCLLoss(0.9, beta=1.0), schedule=schedule, **TINY)
+    trainer(tmp_path, log=True, max_epochs=2).fit(module, shapes())
+    assert scalars(tmp_path, "loss/temperature") == [(0, 0.5), (4, 0.25)]
+    assert (module.criterion.temperature, module.criterion.weights) == (0.25, Hard(beta=8.0))
+    with pytest.raises(ConfigError, match="temperature must be a finite number > 0, got -1"):
+        ContrastiveModule(NTXentLoss(), schedule={"temperature": {7: -1}}, **TINY)
+    with pytest.raises(ConfigError, match="'beta' is no option of this loss; there are temperature"):
+        ContrastiveModule(NTXentLoss(), schedule={"beta": {7: 1.0}}, **TINY)
+    with pytest.raises(ConfigError, match="a schedule needs a ContrastiveLoss, got InfoNCELoss"):
+        moco(schedule={"temperature": {2: 0.1}})
 
 
 def test_works_on_the_module_of_a_user(tmp_path: Path) -> None:

@@ -400,6 +400,23 @@ def test_a_temperature_that_is_not_used_is_said(caplog: pytest.LogCaptureFixture
     assert loss(*make_views(6, 4)) == MMCLLoss()(*make_views(6, 4))
 
 
+@every_loss
+def test_every_number_of_a_loss_can_be_changed_and_nothing_is_changed_by_a_wrong_one(loss: Any) -> None:
+    changed = type(loss)(**loss.options())
+    changed.set_option("temperature", 0.7)
+    assert changed.options() == loss.options() | {"temperature": 0.7}
+    views = make_views(6, 4)
+    torch.manual_seed(0)
+    value = changed(*views)
+    torch.manual_seed(0)
+    assert value == type(loss)(**(loss.options() | {"temperature": 0.7}))(*views)
+    with pytest.raises(ConfigError, match="temperature must be"):
+        changed.set_option("temperature", -1)
+    with pytest.raises(ConfigError, match=r"'form' is no option of this loss; there are .*temperature"):
+        changed.set_option("form", "log")
+    assert changed.temperature == 0.7
+
+
 def test_a_schedule_may_change_the_temperature() -> None:
     loss = MMCLLoss(form="log", temperature=0.5)
     loss.set_option("temperature", 0.1)
