@@ -215,7 +215,8 @@ def _config(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
             data = config.get("data")
             if isinstance(data, dict) and isinstance(data.get("init_args"), dict):
                 data["init_args"].pop("root", None)  # where the images lie is not what they are
-            return {name: value for name, value in config.items() if name != "config"}
+            # Nor the files that it was read from and went on from.
+            return {name: value for name, value in config.items() if name not in ("config", "ckpt_path")}
     kind = type(module)
     path = f"{kind.__module__}.{kind.__qualname__}"
     return {"model": {"class_path": path, "init_args": dict(module.hparams)}}
