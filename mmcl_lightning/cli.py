@@ -199,6 +199,8 @@ def main(args: list[str] | None = None) -> None:
     """
     filter_warnings()
     given = sys.argv[1:] if args is None else args
+    if str(Path.cwd()) not in sys.path:  # a class of the user's own may lie beside the configuration
+        sys.path.append(str(Path.cwd()))
     try:
         if given and given[0] in _TOOLS:
             _TOOLS[given[0]](given[1:])
@@ -222,6 +224,9 @@ def main(args: list[str] | None = None) -> None:
         raise SystemExit(stop.code or 143) from None  # Lightning's own has no code, which means success
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:  # as of `mmcl report runs | head`
+        sys.stdout = None  # or Python would try to flush it once more
+        raise SystemExit(141) from None
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):  # for which Lightning exits with 1
             raise SystemExit(130) from None

@@ -369,6 +369,31 @@ def test_the_baseline_recipe_names_every_loss() -> None:
     }
 
 
+def test_a_class_beside_the_configuration_is_found(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(folder))])
+    (folder / "my_rules.py").write_text(
+        "from mmcl_lightning.losses import NegativeWeights, Weights\n\n\n"
+        "class Nearest(NegativeWeights):\n"
+        "    def __init__(self, beta: float = 1.0):\n"
+        "        self.beta = beta\n\n"
+        "    def __call__(self, contrast):\n"
+        "        return Weights.proportional(self.beta * contrast.similarity.detach(), contrast)\n"
+    )
+    with pytest.raises(SystemExit) as stop:
+        main(
+            ["fit", "--config=cifar10_baseline", "--model.criterion=WeightedContrastiveLoss"]
+            + [
+                "--model.criterion.weights=my_rules.Nearest",
+                "--model.criterion.weights.beta=2",
+                "--print_config",
+            ]
+        )
+    assert stop.value.code == 0
+    assert "class_path: my_rules.Nearest" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("program", [["cli.py"], ["-m", "mmcl_lightning"]])
 def test_as_a_program(program: list[str]) -> None:
     command = [sys.executable, *program, "fit", "--config=quickstart", "--print_config"]

@@ -24,9 +24,9 @@ PUBLIC = {
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "kernels": "Intersection Kernel Linear Polynomial RBF Tanh squared_distances",
     "ledger": "Metric Record commit config_hash hardware peak_memory read_records",
-    "losses": "ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss Hard HardNegativeMixing HingeLoss "
-    "InfoNCELoss MMCLLoss NTXentLoss Near NegativeWeights Shuffled SupportVectors Uniform "
-    "WeightedContrastiveLoss",
+    "losses": "Contrast ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss Hard HardNegativeMixing "
+    "HingeLoss InfoNCELoss MMCLLoss NTXentLoss Near NegativeWeights Shuffled SupportVectors Uniform "
+    "WeightedContrastiveLoss Weights",
     "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment effective_k "
     "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores rankme "
     "sharded_knn_accuracy topk_correct uniformity",

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmcl_lightning.callbacks.drawing import BLUE, GREEN, GREY, INK, ORANGE, Tile, draw_grid, readable
 from mmcl_lightning.callbacks.held_out import HeldOutImages
 from mmcl_lightning.losses import MMCLLoss
-from mmcl_lightning.losses.max_margin import svm_stats
+from mmcl_lightning.losses.statistics import svm_stats
 from mmcl_lightning.losses.weights import SolvedDual
 from mmcl_lightning.svm import MaxMarginDual
 from mmcl_lightning.svm.negatives import (

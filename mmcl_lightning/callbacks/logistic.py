@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from mmcl_lightning._options import check_number
@@ -52,10 +53,25 @@ class LogisticReadout(FeatureReadout):
         """Return to the state before any run."""
         super().reset()
         self.protocol_texts: dict[str, str] = {}
+        self.top1: float | None = None  # of the last readout
 
     def kinds(self, module: LightningModule) -> set[str]:
         """Return h."""
         return {"h"}
+
+    def record(self, trainer: Trainer, epoch: int) -> None:
+        """Say the new value."""
+        if "logistic/top1" in self._values:
+            self.top1 = self._values["logistic/top1"]
+            rank_zero_info(
+                f"logistic regression top-1 after {epoch} epoch{'s' * (epoch != 1)}: {self.top1:.3f}"
+            )
+
+    def summary(self) -> list[str]:
+        """Return the last value in words."""
+        if self.top1 is None:
+            return []
+        return [f"Logistic:     {self.top1:.3f}  ({self.protocol_texts.get('logistic/top1', '')})"]
 
     def readout(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
         """Return ``logistic/top1``, or nothing where there are no labels."""

@@ -15,7 +15,7 @@ from mmcl_lightning.callbacks.readout import has_trained
 from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import ContrastiveLoss, MMCLLoss, SupportVectors
-from mmcl_lightning.losses.max_margin import svm_stats
+from mmcl_lightning.losses.statistics import svm_stats
 from mmcl_lightning.svm import MaxMarginDual, Solution, Status
 from mmcl_lightning.svm.negatives import false_negative_shares, false_negative_sums
 

@@ -7,6 +7,7 @@ in :mod:`mmcl_lightning.losses.weights`. ``InfoNCELoss`` alone takes a queue of 
 """
 
 from mmcl_lightning.losses.base import ContrastiveLoss
+from mmcl_lightning.losses.contrast import Contrast
 from mmcl_lightning.losses.debiased import DebiasedLoss, HCLLoss
 from mmcl_lightning.losses.decoupled import DecoupledLoss
 from mmcl_lightning.losses.hinge import HingeLoss
@@ -15,9 +16,18 @@ from mmcl_lightning.losses.mixing import HardNegativeMixing
 from mmcl_lightning.losses.ntxent import NTXentLoss
 from mmcl_lightning.losses.queue import InfoNCELoss
 from mmcl_lightning.losses.weighted import WeightedContrastiveLoss
-from mmcl_lightning.losses.weights import Hard, Near, NegativeWeights, Shuffled, SupportVectors, Uniform
+from mmcl_lightning.losses.weights import (
+    Hard,
+    Near,
+    NegativeWeights,
+    Shuffled,
+    SupportVectors,
+    Uniform,
+    Weights,
+)
 
 __all__ = [
+    "Contrast",
     "ContrastiveLoss",
     "DebiasedLoss",
     "DecoupledLoss",
@@ -34,4 +44,5 @@ __all__ = [
     "SupportVectors",
     "Uniform",
     "WeightedContrastiveLoss",
+    "Weights",
 ]

@@ -12,7 +12,8 @@ from mmcl_lightning._options import check_choice, check_number
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses.base import ContrastiveLoss
 from mmcl_lightning.losses.contrast import Contrast
-from mmcl_lightning.losses.weights import NegativeWeights, SolvedDual, Uniform
+from mmcl_lightning.losses.statistics import svm_stats
+from mmcl_lightning.losses.weights import NegativeWeights, SolvedDual, Uniform, Weights
 
 __all__ = ["WeightedContrastiveLoss", "check_temperature", "similarity_stats"]
 
@@ -87,6 +88,15 @@ class WeightedContrastiveLoss(ContrastiveLoss):
             return super().method
         return f"{super().method} {self.form}, {type(self.weights).__name__}"
 
+    @property
+    def last_stats(self) -> dict[str, Tensor]:
+        """Scalars that describe the last call, by name, computed when asked for; empty before the first.
+
+        Where the weights come from support vector machines, those of
+        :func:`~mmcl_lightning.losses.statistics.svm_stats` too.
+        """
+        return super().last_stats | (svm_stats(self.last_duals) if self.last_duals else {})
+
     def _loss(self, contrasts: list[Contrast]) -> Tensor:
         self.last_duals = ()  # free before the next ones are built
         return super()._loss(contrasts)
@@ -97,6 +107,13 @@ class WeightedContrastiveLoss(ContrastiveLoss):
         logits = similarity / self.temperature
         positive, negatives = contrast.of_positive(logits), contrast.of_negatives(logits)
         weights = self.weights(contrast)
+        if not isinstance(weights, Weights) or (
+            weights.log is not None and weights.log.shape != similarity.shape
+        ):
+            shape = tuple(similarity.shape)
+            raise ConfigError(
+                f"{self.weights!r} must return Weights with log of shape {shape}, got {weights!r}"
+            )
         if weights.dual is not None:
             self.last_duals += (weights.dual,)
         if weights.log is None:

@@ -63,6 +63,17 @@ class Weights:
     log: Tensor | None
     dual: SolvedDual | None = None
 
+    @classmethod
+    def proportional(cls, logits: Tensor, contrast: Contrast) -> Weights:
+        """Return weights proportional to ``exp(logits)``, scaled to the mean 1 over each anchor's negatives.
+
+        Args:
+            logits: Shape ``(R, n)``; ``-inf`` for the weight 0. Entries that are no negatives do not count.
+            contrast: The batch.
+        """
+        total = contrast.of_negatives(logits).logsumexp(1, keepdim=True)
+        return cls(logits - (total - math.log(contrast.negatives)))
+
 
 class NegativeWeights(abc.ABC):
     """A rule that says how much each negative of an anchor counts. Leaves are frozen dataclasses."""
@@ -104,7 +115,7 @@ class Near(NegativeWeights):
     def __call__(self, contrast: Contrast) -> Weights:
         """Weigh the negatives of every anchor of a batch."""
         nearness = contrast.candidates[contrast.positive] @ contrast.candidates.T
-        return Weights(_normalised(self.beta * nearness, contrast))
+        return Weights.proportional(self.beta * nearness, contrast)
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,7 @@ class Hard(NegativeWeights):
 
     def __call__(self, contrast: Contrast) -> Weights:
         """Weigh the negatives of every anchor of a batch."""
-        return Weights(_normalised(self.beta * contrast.similarity, contrast))
+        return Weights.proportional(self.beta * contrast.similarity, contrast)
 
 
 @dataclass(frozen=True)
@@ -246,12 +257,6 @@ class Shuffled(NegativeWeights):
         negative = torch.ones_like(draws).scatter(1, contrast.excluded, 0.0).bool()
         values = weights.log[negative].view(-1, N)
         return dataclasses.replace(weights, log=weights.log.scatter(1, targets, values))
-
-
-def _normalised(logits: Tensor, contrast: Contrast) -> Tensor:
-    """Logarithm of weights proportional to exp(logits), ``(R, n)``, with mean 1 over the negatives."""
-    total = contrast.of_negatives(logits).logsumexp(1, keepdim=True)
-    return logits - (total - math.log(contrast.negatives))
 
 
 def _check_beta(beta: float) -> None:

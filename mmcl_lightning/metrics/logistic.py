@@ -96,15 +96,16 @@ def fit_logistic(
         )
     if not features.detach().double().square().sum().isfinite():
         raise NumericalError("features are not finite, or too large to be squared: standardise them first")
-    x, y = features.detach().double(), targets.to(features.device, torch.int64)
+    with torch.inference_mode(False):  # under Trainer.validate tensors come without what a gradient needs
+        x, y = features.detach().double().clone(), targets.to(features.device, torch.int64).clone()
     shape = (classes, x.shape[1] + 1)
     weights = x.new_zeros(shape)
     if start is not None:
         weights = torch.cat([start.weight, start.bias[:, None]], dim=1).to(x)
 
     def value_and_gradient(flat: object) -> tuple[float, object]:
-        W = torch.as_tensor(flat).view(shape).to(x.device).requires_grad_()
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
+            W = torch.tensor(flat).view(shape).to(x.device).requires_grad_()
             scores = x @ W[:, :-1].T + W[:, -1]
             loss = F.cross_entropy(scores, y, reduction="sum") + W[:, :-1].square().sum() / (2 * C)
             (gradient,) = torch.autograd.grad(loss, W)

@@ -182,9 +182,10 @@ def _differences(groups: Sequence[Group], metrics: Sequence[str], reference: str
     if found:
         expected = math.fsum(chance_beyond_two(cell.seeds) for cell in found)
         note = (
-            "\nMean difference ± standard error over the seeds that both have; in bold where it exceeds two "
-            f"standard errors. Of {len(found)} comparisons {sum(cell.counts for cell in found)} do; if there "
-            f"were no differences, {expected:.1f} of them would by chance.\n"
+            "\nMean difference ± standard error over the seeds that both have; *mean*: of the columns before "
+            f"it. In bold where it exceeds two standard errors: {sum(cell.counts for cell in found)} of "
+            f"{len(found)} comparisons. If no method differed from the reference, about {expected:.0f} of "
+            f"{len(found)} would still do so by chance, because the seeds are few.\n"
         )
     return _markdown(["method", "seeds", *titles], rows) + note
 

@@ -36,6 +36,17 @@ def test_equals_scikit_learn_on_the_features(tmp_path: Path) -> None:
     assert "80 clean training images, 60 queries" in readout.protocol_texts["logistic/top1"]
 
 
+def test_validate_reads_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trainer validates in inference mode, in which nothing has a gradient."""
+    module, data, readout = simclr(), shapes(), LogisticReadout()
+    run = trainer(tmp_path, readout, limit_val_batches=1)
+    run.fit(module, data)
+    (summary,) = readout.summary()
+    assert summary.startswith(f"Logistic:     {readout.top1:.3f}  (logistic regression on standardised h")
+    (found,) = run.validate(module, data)
+    assert found["logistic/top1"] == pytest.approx(readout.top1)
+
+
 def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
     weights = []
     for callbacks in ([], [LogisticReadout()]):

@@ -27,7 +27,7 @@ from mmcl_lightning.losses import (
     SupportVectors,
     WeightedContrastiveLoss,
 )
-from mmcl_lightning.losses.max_margin import svm_stats
+from mmcl_lightning.losses.statistics import svm_stats
 from mmcl_lightning.modules import ContrastiveModule
 from mmcl_lightning.svm import Exact, ProjectedGradient
 

@@ -86,12 +86,16 @@ def _decoupled(loss: DecoupledLoss, pairs: list[tuple[Tensor, list[Tensor]]]) ->
     return [total.log() - w * p / T for w, (p, _), total in zip(weights, pairs, sums, strict=True)]
 
 
+#: The equation of every loss that has one anchor by anchor; a new loss needs an entry here.
+FORMULAS = {NTXentLoss: _nt_xent, HingeLoss: _hinge, DebiasedLoss: _debiased, HCLLoss: _debiased}
+
+
 def _twin(loss: ContrastiveLoss) -> Callable[[Tensor, Tensor], Tensor]:
     def value(z0: Tensor, z1: Tensor) -> Tensor:
         pairs = list(_anchors(loss, z0, z1))
         if isinstance(loss, DecoupledLoss):
             return _mean(_decoupled(loss, pairs))
-        formula: Any = {NTXentLoss: _nt_xent, HingeLoss: _hinge}.get(type(loss), _debiased)
+        formula: Any = FORMULAS[type(loss)]
         return _mean([formula(loss, *pair) for pair in pairs])
 
     return value

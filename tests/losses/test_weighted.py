@@ -25,7 +25,15 @@ from mmcl_lightning.losses import (
     WeightedContrastiveLoss,
 )
 from mmcl_lightning.losses.contrast import Contrast
-from mmcl_lightning.losses.weights import Hard, Near, NegativeWeights, Shuffled, SupportVectors, Uniform
+from mmcl_lightning.losses.weights import (
+    Hard,
+    Near,
+    NegativeWeights,
+    Shuffled,
+    SupportVectors,
+    Uniform,
+    Weights,
+)
 from mmcl_lightning.svm import Exact, Inverse
 
 every_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -398,6 +406,28 @@ def test_a_temperature_that_is_not_used_is_said(caplog: pytest.LogCaptureFixture
     loss = MMCLLoss(temperature=0.5)
     assert "temperature=0.5 is not used, since the paper's form has none" in caplog.text
     assert loss(*make_views(6, 4)) == MMCLLoss()(*make_views(6, 4))
+
+
+def test_a_rule_must_return_weights() -> None:
+    class Wrong(NegativeWeights):
+        def __init__(self, result: Any) -> None:
+            self.result = result
+
+        def __call__(self, contrast: Contrast) -> Any:
+            return self.result
+
+    for result in (torch.zeros(12, 12), Weights(torch.zeros(3, 3))):
+        with pytest.raises(ConfigError, match=r"must return Weights with log of shape \(12, 12\), got"):
+            WeightedContrastiveLoss(Wrong(result))(*make_views(6, 4))
+
+
+def test_a_loss_with_svms_describes_them_whatever_its_class() -> None:
+    views = make_views(6, 4)
+    general, preset = WeightedContrastiveLoss(SupportVectors()), MMCLLoss(form="log", symmetric=True)
+    general(*views)
+    preset(*views)
+    assert general.last_stats.keys() == preset.last_stats.keys()
+    assert general.last_stats["sv_fraction"] == preset.last_stats["sv_fraction"] > 0
 
 
 @every_loss

@@ -63,7 +63,8 @@ def test_the_report_has_the_differences(tmp_path: Path) -> None:
     text = write_report(tmp_path, tmp_path / "r.md", reference="ours")
     assert "### Differences from ours, seed by seed" in text
     assert "| theirs | 3 | **-0.0933 ± 0.0033** |" in text
-    assert "Of 1 comparisons 1 do; if there were no differences, 0.2 of them would by chance." in text
+    assert "In bold where it exceeds two standard errors: 1 of 1 comparisons." in text
+    assert "about 0 of 1 would still do so by chance" in text
     assert "best epoch" not in text  # one readout each
     with pytest.raises(ConfigError, match="no run is of the reference 'mine'; there are ours, theirs"):
         write_report(tmp_path, tmp_path / "r.md", reference="mine")
