@@ -383,8 +383,10 @@ def test_a_class_beside_the_configuration_is_found(
     )
     with pytest.raises(SystemExit) as stop:
         main(
-            ["fit", "--config=cifar10_baseline", "--model.criterion=WeightedContrastiveLoss"]
-            + [
+            [
+                "fit",
+                "--config=cifar10_baseline",
+                "--model.criterion=WeightedContrastiveLoss",
                 "--model.criterion.weights=my_rules.Nearest",
                 "--model.criterion.weights.beta=2",
                 "--print_config",

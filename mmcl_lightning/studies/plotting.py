@@ -1,4 +1,4 @@
-"""The plot of a report: a metric by method against epochs and time."""
+"""The plots of a report: a metric by method against epochs and time, or at the end of training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from mmcl_lightning.studies.groups import Group
 
-__all__ = ["plot_curves"]
+__all__ = ["plot_curves", "plot_ends"]
 
 
 def plot_curves(groups: Sequence[Group], metric: str, title: str, path: Path) -> bool:
@@ -51,6 +51,44 @@ def plot_curves(groups: Sequence[Group], metric: str, title: str, path: Path) ->
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(title)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return True
+
+
+def plot_ends(groups: Sequence[Group], metrics: Sequence[tuple[str, str]], path: Path) -> bool:
+    """Draw the value of every run at its end, a panel per metric, a row per method, a bar at the mean.
+
+    Args:
+        groups: Methods.
+        metrics: Logged metrics, each with what the axis calls it.
+        path: Picture to write.
+
+    Returns:
+        Whether it was drawn: not without matplotlib.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    size = (3.6 * len(metrics) + 2, 0.38 * len(groups) + 1.1)
+    figure, axes = plt.subplots(
+        1, len(metrics), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, (metric, title) in zip(axes[0], metrics, strict=True):
+        for row, group in enumerate(groups):
+            values = group.last(metric)
+            axis.plot(values, [row] * len(values), "o", color="tab:blue", alpha=0.5, markersize=5)
+            if values:
+                axis.plot(statistics.mean(values), row, "|", color="black", markersize=16, markeredgewidth=2)
+        axis.set_xlabel(title)
+        axis.grid(alpha=0.3, axis="x")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_yticks(range(len(groups)), [group.name.replace("$", r"\$") for group in groups])
+    axes[0][0].set_ylim(len(groups) - 0.5, -0.5)
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return True

@@ -24,7 +24,7 @@ from mmcl_lightning.studies.groups import (
 )
 from mmcl_lightning.studies.paired import Difference, chance_beyond_two, paired_difference
 from mmcl_lightning.studies.paper import paper_value
-from mmcl_lightning.studies.plotting import plot_curves
+from mmcl_lightning.studies.plotting import plot_curves, plot_ends
 
 __all__ = ["write_report"]
 
@@ -106,12 +106,19 @@ def write_report(
             parts.append(f"### Differences from {' '.join(reference.split())}, seed by seed\n\n{compared}")
         picture = out.with_name(f"{out.stem}{f'_{pictures + 1}' if pictures else ''}.png")
         drawn = next((metric for metric in columns if any(group.moves(metric) for group in groups)), None)
-        if drawn is not None and plot_curves(
-            [group for group in groups if group.curves(drawn)], drawn, _title(drawn), picture
-        ):
+        if drawn is None:
+            continue
+        followed = [group for group in groups if group.curves(drawn)]
+        if _followed([curve for group in followed for curve in group.curves(drawn)]):
+            done = plot_curves(followed, drawn, _title(drawn), picture)
+            caption = f"{_title(drawn)} against epochs and time"
+        else:  # a readout at the start and one at the end make no curve
+            done = plot_ends(groups, [(metric, _title(metric)) for metric in columns], picture)
+            caption = "every run at the end of training; bars: means"
+        if done:
             pictures += 1
-            parts.append(f"![{_title(drawn)} against epochs and time]({picture.name})\n")
-        elif drawn is not None:
+            parts.append(f"![{caption}]({picture.name})\n")
+        else:
             parts.append("No plot: it needs matplotlib, the extra `report` of this package.\n")
     if rest:
         parts.append("## Not counted\n\n" + "\n".join(rest) + "\n")

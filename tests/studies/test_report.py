@@ -66,7 +66,7 @@ def test_runs_that_broke_off_are_listed_and_not_averaged(tmp_path: Path) -> None
 def test_an_evaluation_shows_the_curve_that_moves_and_no_protocol_without_a_column(tmp_path: Path) -> None:
     flat, rising = (
         Metric([[0.0, 0, 0.0, 0.5], [1.0, 9, 60.0, 0.5]]),
-        Metric([[1.0, 9, 60.0, 0.5], [2.0, 18, 120.0, 0.6]]),
+        Metric([[1.0, 9, 60.0, 0.5], [2.0, 18, 120.0, 0.6], [3.0, 27, 180.0, 0.7]]),
     )
     protocols = {"knn/top1": "of k-NN", "linear/top1": "of linear", "probe/top1": "of a probe not logged"}
     metrics = {"knn/top1": flat, "linear/top1": rising}
@@ -78,6 +78,15 @@ def test_an_evaluation_shows_the_curve_that_moves_and_no_protocol_without_a_colu
     text = write_report(tmp_path, tmp_path / "k.md", metrics=["knn/top1"])
     assert "of linear" not in text
     assert not (tmp_path / "k.png").exists(), "a line that does not move is no picture"
+
+
+def test_runs_read_at_start_and_end_only_show_their_ends(tmp_path: Path) -> None:
+    record(metrics={"linear/top1": Metric([[0.0, 0, 0.0, 0.3], [2.0, 18, 120.0, 0.6]])}).write(
+        tmp_path / "a.json"
+    )
+    text = write_report(tmp_path, tmp_path / "r.md")
+    assert "![every run at the end of training; bars: means](r.png)" in text
+    assert (tmp_path / "r.png").stat().st_size > 0
 
 
 def test_a_section_without_any_of_the_metrics(tmp_path: Path) -> None:
