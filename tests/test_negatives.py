@@ -137,4 +137,4 @@ def test_what_cannot_work(options: list[str], expected: str, capsys: pytest.Capt
 def test_another_loss(capsys: pytest.CaptureFixture[str]) -> None:
     args: list[Any] = ["negatives", "--config=cifar10_simclr", *SMALL, "--model.cifar_stem=false"]
     said = complaint(args, capsys, code=1)
-    assert said.endswith("whose attribute criterion is an MMCLLoss; that of SimCLR is NTXentLoss")
+    assert said.endswith("whose attribute criterion is an MMCLLoss; that of ContrastiveModule is NTXentLoss")
