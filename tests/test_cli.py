@@ -58,7 +58,7 @@ QUICK = ["fit", "--config=quickstart", *SMALL]
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--model.C=-1"], "C must be a number > 0, got -1: .inf for no upper bound.0"),
+        (["--model.C=-1"], "C must be a number > 0, got -1.0: .inf for no upper bound"),
         (["--model.kernel.gamma=-1"], "gamma must be a finite number > 0 or 'median', got -1.0"),
         (["--data.batch_size=1"], "batch_size must be at least 2"),
         (
@@ -83,7 +83,10 @@ QUICK = ["fit", "--config=quickstart", *SMALL]
             "'kernel.gama' is no option of this loss; there are",
         ),
         (['--model.schedule={"C": {"9": -2}}'], "C must be a number > 0"),
-        (["--model.warmup=1"], "warmup is a share of all steps"),
+        (
+            ["--model.warmup=1"],
+            "warmup must be a finite number in [0, 1), got 1.0: it is a share of all steps",
+        ),
         (["--trainer.max_epochs=-1"], "needs an end: set trainer.max_epochs or max_steps"),
         (["--ckpt_path=nowhere.ckpt"], "there is no checkpoint nowhere.ckpt"),
         (["--config=stl11_mmcl"], "did you mean stl10_mmcl.yaml? Recipes: cifar100_"),
@@ -245,7 +248,7 @@ def test_a_run_is_not_resumed_with_another_optimizer(
 ) -> None:
     args = [*QUICK, f"--ckpt_path={trained}", "--trainer.max_epochs=2"]
     said = complaint([*args, option], capsys, 1)
-    assert f"the checkpoint's optimizer has {difference} here" in said
+    assert f"with the optimizer that it had, and these differ: {difference}. Give the options" in said
 
 
 @pytest.mark.parametrize("logger", ["list", "false", "no name", "own config"])
