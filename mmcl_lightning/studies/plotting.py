@@ -24,13 +24,8 @@ def plot_curves(groups: Sequence[Group], metric: str, title: str, path: Path) ->
     Returns:
         Whether it was drawn: not without matplotlib.
     """
-    try:
-        import matplotlib
-    except ImportError:
+    if (plt := _pyplot()) is None:
         return False
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
     colors = plt.get_cmap("tab10" if len(groups) <= 10 else "tab20")
     for index, group in enumerate(groups):
@@ -67,13 +62,8 @@ def plot_ends(groups: Sequence[Group], metrics: Sequence[tuple[str, str]], path:
     Returns:
         Whether it was drawn: not without matplotlib.
     """
-    try:
-        import matplotlib
-    except ImportError:
+    if (plt := _pyplot()) is None:
         return False
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     size = (3.6 * len(metrics) + 2, 0.38 * len(groups) + 1.1)
     figure, axes = plt.subplots(
         1, len(metrics), figsize=size, sharey=True, squeeze=False, layout="constrained"
@@ -92,3 +82,15 @@ def plot_ends(groups: Sequence[Group], metrics: Sequence[tuple[str, str]], path:
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return True
+
+
+def _pyplot() -> Any:
+    """Return matplotlib's pyplot, drawing to files only; None without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt

@@ -105,26 +105,31 @@ def write_report(
         if compared := _differences(groups, columns, reference):
             parts.append(f"### Differences from {' '.join(reference.split())}, seed by seed\n\n{compared}")
         picture = out.with_name(f"{out.stem}{f'_{pictures + 1}' if pictures else ''}.png")
-        drawn = next((metric for metric in columns if any(group.moves(metric) for group in groups)), None)
-        if drawn is None:
-            continue
-        followed = [group for group in groups if group.curves(drawn)]
-        if _followed([curve for group in followed for curve in group.curves(drawn)]):
-            done = plot_curves(followed, drawn, _title(drawn), picture)
-            caption = f"{_title(drawn)} against epochs and time"
-        else:  # a readout at the start and one at the end make no curve
-            done = plot_ends(groups, [(metric, _title(metric)) for metric in columns], picture)
-            caption = "every run at the end of training; bars: means"
-        if done:
-            pictures += 1
-            parts.append(f"![{caption}]({picture.name})\n")
-        else:
-            parts.append("No plot: it needs matplotlib, the extra `report` of this package.\n")
+        if (line := _draw(groups, columns, picture)) is not None:
+            pictures += line.startswith("!")
+            parts.append(line)
     if rest:
         parts.append("## Not counted\n\n" + "\n".join(rest) + "\n")
     text = "\n".join(parts)
     out.write_text(text, encoding="utf-8")
     return text
+
+
+def _draw(groups: Sequence[Group], metrics: Sequence[str], picture: Path) -> str | None:
+    """Draw the first metric that moves, or every run's end; return the line for it, None if nothing moves."""
+    drawn = next((metric for metric in metrics if any(group.moves(metric) for group in groups)), None)
+    if drawn is None:
+        return None
+    with_curve = [group for group in groups if group.curves(drawn)]
+    if _followed([curve for group in with_curve for curve in group.curves(drawn)]):
+        done = plot_curves(with_curve, drawn, _title(drawn), picture)
+        caption = f"{_title(drawn)} against epochs and time"
+    else:  # a readout at the start and one at the end make no curve
+        done = plot_ends(groups, [(metric, _title(metric)) for metric in metrics], picture)
+        caption = "every run at the end of training; bars: means"
+    if not done:
+        return "No plot: it needs matplotlib, the extra `report` of this package.\n"
+    return f"![{caption}]({picture.name})\n"
 
 
 def _table(groups: Sequence[Group], metrics: Sequence[str]) -> str:
