@@ -2,8 +2,8 @@
 
     python benchmarks/bench_views.py [--images 256] [--repeats 7]
 
-The pictures are random pixels, in memory and of one size, so that decoding does not count; the draws of SimCLR's
-augmentation count on both sides. Prints a table and writes ``views_cpu.json`` and ``views.md``.
+The pictures are random pixels, in memory and of one size, so that decoding does not count; the draws of
+SimCLR's augmentation count on both sides. Prints a table and writes ``views_cpu.json`` and ``views.md``.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ class SSLDataModule(LightningDataModule):
         train_transform: Augmentation of one view, or a MultiView; None for the data set's own.
         eval_transform: Transform of readout and prediction; None for the data set's own.
         augment: ``"image"``: each view by itself, as Pillow does it. ``"batch"``: the views of a batch at
-            once, as tensors, with the same draws: faster at 32 pixels, slower at 96. The pictures are the same but for
-            Pillow's rounding to 8 bits after every step, which leaves them about one grey level darker. It
-            needs images of one size and a :class:`~mmcl_lightning.transforms.SimCLRTransform`.
+            once, as tensors, with the same draws: faster at 32 pixels, slower at 96. The pictures are the
+            same but for Pillow's rounding to 8 bits after every step, which leaves them about one grey level
+            darker. It needs images of one size and a :class:`~mmcl_lightning.transforms.SimCLRTransform`.
 
     Raises:
         ConfigError: If an option is out of its range.
