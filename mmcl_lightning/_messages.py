@@ -118,6 +118,10 @@ def filter_warnings() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # main([...]) in a notebook
     warnings.filterwarnings("ignore", message="The dirpath has changed")  # every resume gets a new folder
+    # Of a checkpoint of an earlier version, whose callbacks Readouts takes up; of others it is worth reading.
+    earlier = "OnlineKNN|OnlineLinearProbe|HealthPanel|LogisticReadout|SupportVectorGrid"
+    missing = rf".*Please add the following callbacks: \[('({earlier})'(, )?)+\]"
+    warnings.filterwarnings("ignore", message=missing)
     warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # a frozen backbone
     warnings.formatwarning = _format_warning
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")

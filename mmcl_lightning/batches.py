@@ -6,7 +6,7 @@ mapping with these under their usual names. What follows the labels, such as fil
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,18 +14,27 @@ from torch import Tensor
 
 from mmcl_lightning.errors import DataError, ShapeError
 
-__all__ = ["image_count", "images_and_labels", "labels_of", "views_of"]
+__all__ = [
+    "concatenate",
+    "image_count",
+    "images_and_labels",
+    "item_count",
+    "labels_of",
+    "map_tensors",
+    "split",
+    "views_of",
+]
 
 _VIEW_KEYS = ("views", "image", "images", "x")
 _IMAGE_KEYS = ("image", "images", "x")
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 
 
-def views_of(batch: Any, count: int = 2) -> list[Tensor]:
-    """Return the views of a batch, each ``(B, ...)``.
+def views_of(batch: Any, count: int = 2) -> list[Any]:
+    """Return the views of a batch, each of B items: a tensor ``(B, ...)``, or a nesting of such tensors.
 
     Args:
-        batch: ``(views, ...)`` with views a list of ``count`` tensors, or a mapping with such a list under
+        batch: ``(views, ...)`` with views a list of ``count``, or a mapping with such a list under
             ``views`` (or ``image``, ``images``, ``x``).
         count: How many views there must be.
 
@@ -40,22 +49,68 @@ def views_of(batch: Any, count: int = 2) -> list[Tensor]:
             f"a batch must start with a list of {number} views, each (B, 3, H, W); got {got}"
             + (": the transform must give both views of an image" if isinstance(views, Tensor) else "")
         )
-    if not all(isinstance(view, Tensor) and view.ndim > 0 for view in views):
+    leaves = [list(_leaves(view)) for view in views]
+    if not all(
+        parts and all(isinstance(part, Tensor) and part.ndim > 0 for part in parts) for parts in leaves
+    ):
         kinds = ", ".join(type(view).__name__ for view in views)
         raise ShapeError(
             f"every view must be a tensor (B, 3, H, W), got {kinds}: end the transform with one to a tensor"
         )
-    if not all(view.is_floating_point() for view in views):
+    if not all(view.is_floating_point() for view in views if isinstance(view, Tensor)):
         raise ShapeError(
             f"views must be floating-point, got {', '.join(str(view.dtype) for view in views)}: let the "
             "transform turn pixels into numbers in [0, 1]"
         )
-    if len({view.shape for view in views}) > 1:
-        shapes = ", ".join(str(tuple(view.shape)) for view in views)
+    shapes = [[part.shape for part in parts] for parts in leaves]
+    if any(other != shapes[0] for other in shapes):
+        words = ", ".join(" and ".join(str(tuple(shape)) for shape in parts) for parts in shapes)
         raise ShapeError(
-            f"all views must have one shape, got {shapes}: let the transform make them of one size"
+            f"all views must have one shape, got {words}: let the transform make them of one size"
         )
     return list(views)
+
+
+def item_count(view: Any) -> int:
+    """Return the number of items of a view.
+
+    Args:
+        view: A tensor ``(B, ...)``, or lists, tuples and mappings of such.
+    """
+    return len(next(iter(_leaves(view))))
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], view: Any) -> Any:
+    """Apply a function to the tensors of a view, and keep how they are nested.
+
+    Args:
+        function: From tensor to tensor.
+        view: A tensor, or lists, tuples and mappings of such.
+    """
+    return _map(lambda parts: function(parts[0]), [view])
+
+
+def concatenate(views: Sequence[Any]) -> Any:
+    """Join views of the same structure into one, their items one after the other.
+
+    Args:
+        views: Each a tensor ``(b, ...)``, or lists, tuples and mappings of such.
+    """
+    return _map(torch.cat, views)
+
+
+def split(view: Any, size: int) -> list[Any]:
+    """Cut a view into parts of ``size`` items, the last one perhaps smaller.
+
+    Args:
+        view: A tensor ``(B, ...)``, or lists, tuples and mappings of such.
+        size: Items of a part, >= 1.
+    """
+
+    def part(start: int) -> Any:
+        return map_tensors(lambda x: x[start : start + size], view)
+
+    return [part(start) for start in range(0, item_count(view), size)]
 
 
 def images_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
@@ -117,6 +172,27 @@ def image_count(batch: Any) -> int:
             return 0
         part = next(iter(part.values())) if isinstance(part, Mapping) else part[0]
     return len(part) if isinstance(part, Tensor) and part.ndim else 0
+
+
+def _map(function: Callable[[list[Tensor]], Tensor], views: Sequence[Any]) -> Any:
+    """Apply a function to the tensors that stand at one place of every view."""
+    first = views[0]
+    if isinstance(first, Mapping):
+        return {key: _map(function, [view[key] for view in views]) for key in first}
+    if isinstance(first, list | tuple):
+        return [_map(function, parts) for parts in zip(*views, strict=True)]
+    return function(list(views))
+
+
+def _leaves(view: Any) -> Iterator[Any]:
+    """Return what is nested in lists, tuples and mappings."""
+    if isinstance(view, Mapping):
+        view = list(view.values())
+    if not isinstance(view, list | tuple):
+        yield view
+        return
+    for part in view:
+        yield from _leaves(part)
 
 
 def _first(batch: Any, keys: tuple[str, ...]) -> Any:

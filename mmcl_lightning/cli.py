@@ -8,8 +8,9 @@ can run code: use only configurations you trust.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
@@ -19,20 +20,33 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from mmcl_lightning._checkpoints import newest_checkpoint, read_file
+from mmcl_lightning._lightning import has_saved
 from mmcl_lightning._messages import class_names, filter_warnings, main_message, plain_message
-from mmcl_lightning.callbacks import Ledger, OnlineKNN, RepresentationWriter, ResumableCheckpoint
+from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
 from mmcl_lightning.callbacks.progress import progress_bar
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules.export import export
-from mmcl_lightning.negatives import InspectingTrainer
+from mmcl_lightning.negatives.command import InspectingTrainer
 from mmcl_lightning.recipes import RecipeFile, recipe_names
 from mmcl_lightning.studies import command
 
 __all__ = ["MMCLCLI", "main"]
 
 
-#: Commands that need no trainer, by name: each takes the arguments after it.
-_TOOLS = {"export": export, "report": command.report, "sweep": command.sweep}
+class Tool(NamedTuple):
+    """A command that is no method of the trainer."""
+
+    run: Callable[[list[str]], None]
+    """Called with the arguments after its name."""
+    purpose: str
+
+
+#: All of them, by name. The others are LightningCLI's, and ``negatives``: methods of the trainer.
+TOOLS = {
+    "export": Tool(export, "write a backbone's weights alone"),
+    "report": Tool(command.report, "tables and plots of runs"),
+    "sweep": Tool(command.sweep, "run a study"),
+}
 
 #: Options of the optimizer, with others of which a run is not resumed at all.
 _REFUSED = ("lr", "lr_scaling", "lr_schedule", "optimizer", "warmup", "weight_decay")
@@ -66,6 +80,10 @@ class MMCLCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Return the commands, each a method of the trainer, and its arguments that are no options."""
         return {**LightningCLI.subcommands(), "negatives": {"model", "datamodule"}}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the readouts, so that a configuration and the command line reach each by its name."""
+        parser.add_lightning_class_args(Readouts, "readouts")
 
     def _parse_ckpt_path(self) -> None:
         # Lightning would silently let the checkpoint's model options win over the configuration and the
@@ -156,15 +174,11 @@ class MMCLCLI(LightningCLI):
             return
         epochs = self.trainer.current_epoch
         print(f"\nTrained {epochs} epoch{'s' * (epochs != 1)}, {self.trainer.global_step} steps.")
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, OnlineKNN) and callback.curve:
-                (_, start), (_, end) = callback.curve[0], callback.curve[-1]
-                print(f"k-NN top-1:   {start:.3f} -> {end:.3f}  ({callback.described})")
         for part in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
             print("".join(f"{line}\n" for line in getattr(part, "summary", list)()), end="")
         saved: Any = self.trainer.checkpoint_callback
         checkpoint = getattr(saved, "last_model_path", "") or getattr(saved, "best_model_path", "")
-        if not getattr(saved, "_last_checkpoint_saved", checkpoint):  # nothing was left to train
+        if not has_saved(saved):  # nothing was left to train
             checkpoint = self._ckpt_path() or checkpoint
         print(f"Checkpoint:   {_short(checkpoint) if checkpoint else 'none was saved'}")
         for logger in self.trainer.loggers:
@@ -202,8 +216,8 @@ def main(args: list[str] | None = None) -> None:
     if str(Path.cwd()) not in sys.path:  # a class of the user's own may lie beside the configuration
         sys.path.append(str(Path.cwd()))
     try:
-        if given and given[0] in _TOOLS:
-            _TOOLS[given[0]](given[1:])
+        if given and given[0] in TOOLS:
+            TOOLS[given[0]].run(given[1:])
             return
         class_names()  # imports our classes, which are found by their bare names from then on
         MMCLCLI(
@@ -241,14 +255,10 @@ def main(args: list[str] | None = None) -> None:
 
 def _epilog() -> str:
     """What the help of the options, which is made from the trainer's commands, does not know of."""
-    tools = (
-        "export: write a backbone's weights alone",
-        "report: tables and plots of runs",
-        "sweep: run a study",
-    )
+    tools = "; ".join(f"{name}: {tool.purpose}" for name, tool in TOOLS.items())
     recipes = ", ".join(name.removesuffix(".yaml") for name in recipe_names())
     return (
-        f"Commands with options of their own (see mmcl NAME --help): {'; '.join(tools)}. "
+        f"Commands with options of their own (see mmcl NAME --help): {tools}. "
         f"Recipes for --config: {recipes}."
     )
 

@@ -14,18 +14,29 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from mmcl_lightning.callbacks import HealthPanel, LogisticReadout, OnlineKNN, OnlineLinearProbe
-from mmcl_lightning.callbacks.readout import FeatureReadout
 from mmcl_lightning.datamodules import ShapesDataModule
 from mmcl_lightning.modules import MMCL, MoCo, SimCLR
+from mmcl_lightning.readouts import (
+    KNN,
+    Embedding,
+    Health,
+    LinearProbe,
+    LogisticRegression,
+    Readout,
+    SupportVectorGrid,
+)
 
 #: How to make every readout, for small data: each meets the tests of tests/test_enrolment.py.
-READOUTS: tuple[Callable[[], FeatureReadout], ...] = (
-    functools.partial(HealthPanel, images=16, view_images=8),
-    LogisticReadout,
-    functools.partial(OnlineKNN, k=5),
-    OnlineLinearProbe,
+READOUTS: tuple[Callable[[], Readout], ...] = (
+    functools.partial(Embedding, images=8),
+    functools.partial(Health, images=16, view_images=8),
+    functools.partial(KNN, k=5),
+    LinearProbe,
+    LogisticRegression,
+    functools.partial(SupportVectorGrid, images=8, queries=2),
 )
+#: Those that write pictures, and no value.
+PICTURES = {"Embedding", "SupportVectorGrid"}
 
 
 #: Every data module, with the tests that read files in its official layout.

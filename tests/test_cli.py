@@ -20,7 +20,7 @@ from test_recipes import SMALL
 
 from mmcl_lightning import _messages, losses
 from mmcl_lightning._messages import filter_warnings
-from mmcl_lightning.callbacks import OnlineKNN
+from mmcl_lightning.callbacks import Readouts
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import ShapesDataModule
 from mmcl_lightning.kernels import RBF, Tanh
@@ -74,7 +74,7 @@ QUICK = ["fit", "--config=quickstart", *SMALL]
         (["--seed_everything=-5"], "-5 is not in bounds"),
         (["--ckpt_path=best"], "is not configured to save the best model"),
         (["--ckpt_path=https://example.org/x.ckpt"], "Checkpoint file not found: https://example.org/x.ckpt"),
-        (["--trainer.callbacks+=OnlineKNN"], "more than one stateful callback of type `OnlineKNN`"),
+        (["--trainer.callbacks+=OnlineKNN"], "expected one readout of a kind, got several of KNN"),
         (["--trainer.logger.save_dir=/dev/null/x"], "Not a directory: /dev/null/x"),
         (["--data.batch_size=64"], "there are only 16 training images; set batch_size to 16 or less"),
         (["--model.backbone=resnet51"], "Unknown backbone 'resnet51'. Did you mean 'resnet50'"),
@@ -174,7 +174,7 @@ def test_a_list_of_callbacks_takes_no_checkpoint_away(
 ) -> None:
     # Lightning's own checkpoint saves after validations, and the quickstart validates every fifth epoch.
     args = [*QUICK, "--trainer.max_epochs=1"]
-    main([*args, "--trainer.callbacks=OnlineKNN"])
+    main([*args, "--trainer.callbacks=Throughput"])
     assert any(path.name == "last.ckpt" for path in folder.rglob("*.ckpt"))
     main([*args, "--trainer.callbacks=[]", "--trainer.enable_checkpointing=false"])
     assert "Checkpoint:   none was saved" in capsys.readouterr().out
@@ -472,7 +472,7 @@ def test_ctrl_c_before_the_first_step(place: str, monkeypatch: pytest.MonkeyPatc
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(OnlineKNN, place, interrupt)
+    monkeypatch.setattr(Readouts, place, interrupt)
     with pytest.raises(SystemExit) as end:
         main([*QUICK, "--trainer.num_sanity_val_steps=1"])
     assert end.value.code == 130

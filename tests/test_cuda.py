@@ -11,11 +11,12 @@ from helpers import BASELINES, KERNELS, SOLVERS, make_views, name
 from lightning.pytorch import Trainer
 
 from mmcl_lightning import MMCL, MMCLLoss, NTXentLoss
-from mmcl_lightning.callbacks import OnlineKNN, OnlineLinearProbe
+from mmcl_lightning.callbacks import OnlineKNN, Readouts
 from mmcl_lightning.datamodules import ShapesDataModule
 from mmcl_lightning.kernels import Intersection, Kernel
 from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.modules import LinearEvaluation
+from mmcl_lightning.readouts import LinearProbe
 from mmcl_lightning.svm import Exact, Solver
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -91,8 +92,8 @@ def test_probe_and_linear_evaluation_train(tmp_path: Path) -> None:
         "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
         "default_root_dir": tmp_path,
     }  # fmt: skip
-    probe = OnlineLinearProbe()
-    trainer = Trainer(callbacks=[probe], **settings)
+    probe = LinearProbe()
+    trainer = Trainer(callbacks=[Readouts(probe=probe)], **settings)
     trainer.fit(MMCL(backbone="conv4", projection_head="cifar"), ShapesDataModule(**options))
     assert len(probe.curve) == 2
     assert probe.classifier is not None

@@ -99,7 +99,7 @@ def test_knn_of_any_file_without_a_run(
     assert capsys.readouterr().out.startswith(
         "Wrote b.pt: 24 tensors of conv4; read it with torch.load('b.pt')"
     )
-    knn = ["--trainer.callbacks.k=20", "--trainer.callbacks.temperature=0.07"]
+    knn = ["--readouts.knn.k=20", "--readouts.knn.temperature=0.07"]
     main(["validate", *LINEAR[1:], "--model.checkpoint=b.pt", "--model.backbone=conv4", *knn])
     said = capsys.readouterr()
     assert "no --ckpt_path, so the classifier has random weights" in said.err

@@ -14,14 +14,15 @@ import mmcl_lightning
 
 #: Names that users may rely on. A removal breaks their code: deprecate first, and say so in CHANGELOG.md.
 PUBLIC = {
-    "batches": "image_count images_and_labels labels_of views_of",
-    "callbacks": "HealthPanel Ledger LogisticReadout OnlineKNN OnlineLinearProbe RepresentationWriter "
-    "ResumableCheckpoint SVMSolverCallback SupportVectorGrid Throughput collect_features",
+    "batches": "concatenate image_count images_and_labels item_count labels_of map_tensors split views_of",
+    "callbacks": "Ledger OnlineKNN Readouts RepresentationWriter ResumableCheckpoint SVMSolverCallback "
+    "Throughput",
     "cli": "MMCLCLI main",
     "datamodules": "CIFAR100DataModule CIFAR10DataModule ImageFolderDataModule SSLDataModule STL10DataModule "
     "ShapesDataModule Splits",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
+    "features": "FeaturePass collect_features encode evaluating feature_pass",
     "kernels": "Intersection Kernel Linear Polynomial RBF Tanh squared_distances",
     "ledger": "Metric Record commit config_hash hardware peak_memory read_records",
     "losses": "Contrast ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss Hard HardNegativeMixing "
@@ -29,12 +30,14 @@ PUBLIC = {
     "WeightedContrastiveLoss Weights",
     "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment effective_k "
     "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores rankme "
-    "sharded_knn_accuracy topk_correct uniformity",
+    "sharded_knn_accuracy uniformity",
     "models": "Conv4 ProjectionHead build_backbone feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
-    "LinearEvaluation MMCL MoCo SimCLR export_backbone",
-    "negatives": "InspectingTrainer",
+    "LinearEvaluation MMCL MoCo PretrainingModule SimCLR export_backbone",
+    "negatives": "HeldOutImages Selection SupportVectors choose_images find_support_vectors mmcl_criterion",
     "optim": "LARS WarmupConstant WarmupCosine WarmupLinear parameter_groups scale_learning_rate",
+    "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout "
+    "SupportVectorGrid",
     "recipes": "RecipeFile find_recipe layers recipe_folder recipe_names",
     "studies": "Study Sweep Variant write_report",
     "svm": "Exact Factorisation Inverse MaxMarginDual ProjectedGradient Solution Solver Status "

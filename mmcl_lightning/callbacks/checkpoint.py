@@ -11,12 +11,18 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from mmcl_lightning.callbacks.readout import is_last_epoch
+from mmcl_lightning._lightning import (
+    is_last_epoch,
+    is_spawned,
+    is_step_whole,
+    is_training_done,
+    request_stop,
+    validates_now,
+)
 
 __all__ = ["ResumableCheckpoint"]
 
@@ -63,8 +69,7 @@ class ResumableCheckpoint(ModelCheckpoint):
         super().on_train_start(trainer, pl_module)
         self._signal, self._is_first_process, self._trained = None, trainer.is_global_zero, False
         # Processes of ddp_spawn and ddp_fork end without a word to their callbacks: nothing would be saved.
-        spawned = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
-        if threading.current_thread() is threading.main_thread() and not spawned:
+        if threading.current_thread() is threading.main_thread() and not is_spawned(trainer):
             if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as a shell's background job has it
                 signal.signal(signal.SIGINT, self._on_signal)
             # In place of Lightning's, which talks to the other processes from within the handler.
@@ -75,12 +80,10 @@ class ResumableCheckpoint(ModelCheckpoint):
     ) -> None:
         """Save where it is due, and stop where the step is whole and nothing belongs to it any more."""
         self._trained = True
-        if trainer.fit_loop.epoch_loop._is_training_done:
+        if is_training_done(trainer):
             return  # the end of the epoch saves: a checkpoint of now would leave out its readouts on a resume
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        fetcher = trainer.fit_loop._data_fetcher
-        assert fetcher is not None
-        if not trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher):  # a validation would be broken off
+        if not validates_now(trainer):  # a validation would be broken off
             self._stop_if_step_is_whole(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -139,8 +142,7 @@ class ResumableCheckpoint(ModelCheckpoint):
             os.write(2, b"\nStopping after this step; Ctrl-C again to stop within it.\n")
 
     def _stop_if_step_is_whole(self, trainer: Trainer) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        if not (loop._is_training_done or loop._should_accumulate()):  # an epoch's end has more to do
+        if is_step_whole(trainer):  # an epoch's end has more to do
             self._stop_if_asked(trainer)
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
@@ -149,6 +151,6 @@ class ResumableCheckpoint(ModelCheckpoint):
             number = torch.tensor(self._signal or 0, device=trainer.strategy.root_device)
             self._signal = int(trainer.strategy.reduce(number, reduce_op="max")) or None
         if self._signal is not None:
-            trainer._signal_connector.received_sigterm = True
+            request_stop(trainer)
             if threading.current_thread() is threading.main_thread():  # the checkpoint is to be whole
                 signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -17,8 +17,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mmcl_lightning import ledger
+from mmcl_lightning._lightning import has_trained, pending_metrics
 from mmcl_lightning._specs import to_spec
-from mmcl_lightning.callbacks.readout import has_trained
 from mmcl_lightning.errors import DataError
 from mmcl_lightning.ledger import Metric, Record
 from mmcl_lightning.losses import ContrastiveLoss
@@ -183,10 +183,7 @@ class _Recorder(Logger):
 
     def pending(self) -> dict[str, list[float]]:
         """Points of this epoch that Lightning hands to the loggers only after checkpoints are written."""
-        # Within a validation the loggers have its numbers already.
-        results = None if self.trainer is None or self.trainer.validating else self.trainer._results
-        found = {} if results is None else results.metrics(on_step=False)["log"]
-        return {name: self._point(value) for name, value in found.items()}
+        return {name: self._point(value) for name, value in pending_metrics(self.trainer).items()}
 
     def _point(self, value: Any) -> list[float]:
         assert self.owner is not None

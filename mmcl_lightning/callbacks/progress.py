@@ -7,7 +7,8 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
-from lightning.pytorch.utilities.imports import _RICH_AVAILABLE
+
+from mmcl_lightning._lightning import rich_is_installed
 
 __all__ = ["RichBar", "TextBar", "progress_bar"]
 
@@ -70,4 +71,4 @@ class RichBar(_FewMetrics, RichProgressBar):
 
 def progress_bar() -> ProgressBar:
     """Return the rich bar where rich is installed, else the plain one."""
-    return RichBar() if _RICH_AVAILABLE else TextBar()
+    return RichBar() if rich_is_installed() else TextBar()

@@ -10,16 +10,17 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from mmcl_lightning._lightning import has_trained
 from mmcl_lightning.batches import labels_of
-from mmcl_lightning.callbacks.readout import has_trained
 from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.losses import ContrastiveLoss, MMCLLoss, SupportVectors
+from mmcl_lightning.losses import ContrastiveLoss, SupportVectors
 from mmcl_lightning.losses.statistics import svm_stats
+from mmcl_lightning.negatives import mmcl_criterion
 from mmcl_lightning.svm import MaxMarginDual, Solution, Status
 from mmcl_lightning.svm.negatives import false_negative_shares, false_negative_sums
 
-__all__ = ["SVMSolverCallback", "mmcl_criterion", "solves_duals"]
+__all__ = ["SVMSolverCallback", "solves_duals"]
 
 
 class SVMSolverCallback(Callback):
@@ -196,25 +197,6 @@ def solves_duals(criterion: object) -> bool:
     """
     rule = getattr(criterion, "weights", None)
     return isinstance(getattr(rule, "rule", rule), SupportVectors)
-
-
-def mmcl_criterion(pl_module: LightningModule, user: str) -> MMCLLoss:
-    """Return the loss of a module that trains by SVMs.
-
-    Args:
-        pl_module: The module.
-        user: Who needs it, for the message.
-
-    Raises:
-        ConfigError: If its ``criterion`` is no MMCLLoss.
-    """
-    criterion = getattr(pl_module, "criterion", None)
-    if not isinstance(criterion, MMCLLoss):
-        raise ConfigError(
-            f"{user} needs a module with support vectors, whose attribute criterion is an MMCLLoss; that of "
-            f"{type(pl_module).__name__} is {'missing' if criterion is None else type(criterion).__name__}"
-        )
-    return criterion
 
 
 def _over_processes(stats: dict[str, Tensor]) -> dict[str, float]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torchvision.datasets import STL10
 
 from mmcl_lightning._options import check_choice, check_whole
-from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.sources import ArraySource
 from mmcl_lightning.datamodules.splits import Splits
-from mmcl_lightning.datamodules.torchvision_files import open_torchvision
+from mmcl_lightning.datamodules.torchvision_files import TorchvisionDataModule
 from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform
 
 __all__ = ["STL10DataModule"]
@@ -18,7 +17,7 @@ __all__ = ["STL10DataModule"]
 _PRETRAIN_SPLITS = ("train+unlabeled", "unlabeled", "train")
 
 
-class STL10DataModule(SSLDataModule):
+class STL10DataModule(TorchvisionDataModule):
     """STL-10 (Coates et al., 2011): 5,000 + 100,000 unlabelled training images of 96 x 96, 8,000 test images.
 
     Pretraining is on crops of 32 pixels of train + unlabeled, as in the published code; the readout sees
@@ -42,6 +41,10 @@ class STL10DataModule(SSLDataModule):
         DataError: From ``setup``, if a file is missing or damaged.
     """
 
+    title = "STL-10"
+    kind = STL10
+    any_split: ClassVar[dict[str, Any]] = {"split": "test"}
+
     def __init__(
         self,
         root: str = "data",
@@ -50,11 +53,9 @@ class STL10DataModule(SSLDataModule):
         pretrain_split: Literal["train+unlabeled", "unlabeled", "train"] = "train+unlabeled",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(root, download, **kwargs)
         check_whole(1, crop_size=crop_size)
         check_choice("pretrain_split", pretrain_split, _PRETRAIN_SPLITS)
-        self.root = root
-        self.download = download
         self.crop_size = crop_size
         self.pretrain_split = pretrain_split
 
@@ -63,15 +64,10 @@ class STL10DataModule(SSLDataModule):
         """Names of the classes in the order of their indices."""
         return ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
 
-    def prepare_data(self) -> None:
-        """Download the archive, if asked to; Lightning calls this in one process only."""
-        if self.download:
-            self._open("test", download=True)
-
     def load_splits(self) -> Splits:
         """Open the official files."""
-        pretrain, test = self._open(self.pretrain_split), self._open("test")
-        train = pretrain if self.pretrain_split == "train" else self._open("train")
+        pretrain, test = self.open_split(split=self.pretrain_split), self.open_split(split="test")
+        train = pretrain if self.pretrain_split == "train" else self.open_split(split="train")
         query = ArraySource(test.data, test.labels, channels_first=True)
         return Splits(
             pretrain=ArraySource(pretrain.data, pretrain.labels, channels_first=True),
@@ -87,8 +83,3 @@ class STL10DataModule(SSLDataModule):
     def default_eval_transform(self) -> ImageTransform:
         """Return normalisation alone: images stay at 96 pixels."""
         return EvalTransform.stl10()
-
-    def _open(self, split: str, download: bool = False) -> Any:
-        return open_torchvision(
-            "STL-10", STL10, self.root, download, lambda: STL10(self.root, split=split, download=download)
-        )

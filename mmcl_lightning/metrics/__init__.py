@@ -1,6 +1,5 @@
 """Measures of a representation, as pure functions of features: k-NN accuracy and signs of collapse."""
 
-from mmcl_lightning.metrics.classification import topk_correct
 from mmcl_lightning.metrics.health import EffectiveRank, alignment, feature_std, rankme, uniformity
 from mmcl_lightning.metrics.knn import (
     KNN_PROTOCOLS,
@@ -29,6 +28,5 @@ __all__ = [
     "knn_scores",
     "rankme",
     "sharded_knn_accuracy",
-    "topk_correct",
     "uniformity",
 ]

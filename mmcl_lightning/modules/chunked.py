@@ -14,42 +14,54 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
+from mmcl_lightning.batches import concatenate, split
+
 __all__ = ["encode_in_chunks"]
 
 
 def encode_in_chunks(
-    encode: Callable[[Tensor], Tensor], views: list[Tensor], chunk_size: int, modules: list[nn.Module]
-) -> tuple[Tensor, ...]:
-    """Project views, ``chunk_size`` images with all their views at a time.
+    encode: Callable[[Any], tuple[Tensor, Tensor]],
+    views: list[Any],
+    chunk_size: int,
+    modules: list[nn.Module],
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Encode views, ``chunk_size`` items with all their views at a time.
 
     Batch norm sees a chunk as its batch, so its statistics, and with them the gradient, differ from those of
     one pass unless it is frozen or replaced; running statistics move once per chunk. Random states are
     restored for the second run of a chunk.
 
     Args:
-        encode: From images ``(b, 3, H, W)`` to projections ``(b, D)``.
-        views: Views of the same images, each ``(B, 3, H, W)``; two in most losses.
-        chunk_size: Images per chunk, >= 1; each brings all its views.
+        encode: From a view of b items to h ``(b, F)`` and projections ``(b, D)``.
+        views: Views of the same B items; two in most losses.
+        chunk_size: Items per chunk, >= 1; each brings all its views.
         modules: What ``encode`` runs through, to keep running statistics from moving twice.
 
     Returns:
-        Projections of each view, ``(B, D)``.
+        h ``(B, F)`` of each view, and projections ``(B, D)`` of each view.
     """
 
     def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
         return contextlib.nullcontext(), _running_statistics_held(modules)
 
-    parts = []
-    for chunk in zip(*(torch.split(view, chunk_size) for view in views), strict=True):
-        z = checkpoint(encode, torch.cat(chunk), use_reentrant=False, context_fn=contexts)
-        parts.append(z.chunk(len(views)))
-    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+    hs, zs = [], []
+    for chunk in zip(*(split(view, chunk_size) for view in views), strict=True):
+        h, z = checkpoint(encode, concatenate(chunk), use_reentrant=False, context_fn=contexts)
+        hs.append(h.chunk(len(views)))
+        zs.append(z.chunk(len(views)))
+    return _joined(hs), _joined(zs)
+
+
+def _joined(chunks: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Return the rows of each view, from the views' rows of each chunk."""
+    return tuple(torch.cat(view) for view in zip(*chunks, strict=True))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from abc import abstractmethod
@@ -10,22 +9,22 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmcl_lightning._accuracy import TopAccuracy
+from mmcl_lightning._lightning import replace_hyperparameters
 from mmcl_lightning._options import check_choice, check_number
 from mmcl_lightning._specs import to_spec
 from mmcl_lightning.batches import images_and_labels
-from mmcl_lightning.distributed import gather_objects, layout
+from mmcl_lightning.distributed import gather_objects
 from mmcl_lightning.errors import ConfigError, DataError
-from mmcl_lightning.metrics import topk_correct
 from mmcl_lightning.models import feature_dim
 from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
+from mmcl_lightning.modules.recording import record_options
 from mmcl_lightning.modules.resumable import ResumableModule
 from mmcl_lightning.modules.weights import backbone_from
 
@@ -72,7 +71,7 @@ class ClassifierModule(ResumableModule):
         weight_decay: float | None = None,
     ):
         super().__init__()
-        self.save_hyperparameters(ignore=["backbone"])
+        record_options(self)
         check_choice("protocol", protocol, sorted(EVALUATION_PROTOCOLS))
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if value is not None:
@@ -94,14 +93,14 @@ class ClassifierModule(ResumableModule):
             rank_zero_info(report)
             checkpoint = source["checkpoint"]
         self.checkpoint = checkpoint  # the ledger says with it what pretraining was judged
-        self.hparams.update(to_spec({**self.hparams, **source, "checkpoint": checkpoint}))
-        self._hparams_initial = copy.deepcopy(self._hparams)
+        replace_hyperparameters(self, to_spec({**self.hparams, **source, "checkpoint": checkpoint}))
         self.classifier: nn.Linear | None
         self.register_module("classifier", None)  # made when the number of classes is known
         self.curve: list[tuple[int, int, float]] = []  # (epochs, steps, top1): survives a resume
         self.described = ""  # the protocol as it is run, in words
         self.protocol_texts: dict[str, str] = {}  # the same for the ledger, by the name of its number
-        self._counts = torch.zeros(4)
+        self._accuracy: TopAccuracy | None = None  # of the validation at work
+        self._loss_sum, self._count = 0.0, 0
         self._labelled = False  # whether any training image was
 
     @abstractmethod
@@ -158,23 +157,26 @@ class ClassifierModule(ResumableModule):
 
     def on_validation_epoch_start(self) -> None:
         """Count from zero."""
-        self._counts = torch.zeros(4, device=self.device)
+        assert self.classifier is not None
+        self._accuracy = TopAccuracy(self.classifier.out_features, self.device)
+        self._loss_sum, self._count = 0.0, 0
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Count what is classified correctly."""
         images, labels = self._images_and_labels(batch)
         scores = self.scores(self(images)).float()
-        hits = [topk_correct(scores, labels, k).sum() for k in (1, 5)]
-        self._counts += torch.stack([*hits, _loss_sum(scores, labels), (labels >= 0).sum()])
+        assert self._accuracy is not None
+        self._accuracy.update(scores, labels)
+        self._loss_sum += float(_loss_sum(scores, labels))
+        self._count += int((labels >= 0).sum())
 
     def on_validation_epoch_end(self) -> None:
         """Log the accuracy over the images of all processes."""
-        if layout().world_size > 1:
-            dist.all_reduce(self._counts)
-        top1, top5, loss, count = self._counts.tolist()
-        if count == 0:
+        losses, counts = zip(*gather_objects((self._loss_sum, self._count)), strict=True)
+        if sum(counts) == 0:
             raise DataError("none of the images to classify has a label")
-        values = {"top1": top1 / count, "top5": top5 / count, "loss": loss / count}
+        assert self._accuracy is not None
+        values = {**self._accuracy.compute(), "loss": sum(losses) / sum(counts)}
         if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
             self.curve.append((self.current_epoch + 1, self.global_step, values["top1"]))
             values["best_top1"] = max(point[2] for point in self.curve)
@@ -252,7 +254,7 @@ class ClassifierModule(ResumableModule):
         """Take up the curve and the origin of the weights, and make a classifier of the checkpoint's size."""
         super().on_load_checkpoint(checkpoint)
         self.checkpoint = checkpoint.get("hyper_parameters", {}).get("checkpoint", self.checkpoint)
-        self.hparams["checkpoint"] = self._hparams_initial["checkpoint"] = self.checkpoint
+        replace_hyperparameters(self, {**self.hparams, "checkpoint": self.checkpoint})
         curve = checkpoint.get("curve", [])
         self.curve = [(int(epoch), int(step), float(top1)) for epoch, step, top1 in curve]
         self._labelled = bool(checkpoint.get("labelled", True))

@@ -1,71 +1,39 @@
-"""The LightningModule that wires backbone, projection head and loss together."""
+"""Pretraining by a contrastive loss between two views of each item."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import inspect
-import math
-import warnings
-from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from mmcl_lightning._options import check_choice, check_flags, check_number, check_whole, is_number
-from mmcl_lightning._specs import from_spec, to_spec
-from mmcl_lightning.batches import image_count, images_and_labels, views_of
+from mmcl_lightning._lightning import callbacks_of
+from mmcl_lightning._specs import from_spec
 from mmcl_lightning.callbacks.svm import SVMSolverCallback, solves_duals
-from mmcl_lightning.errors import ConfigError, NumericalError
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import ContrastiveLoss
-from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
-from mmcl_lightning.modules.chunked import encode_in_chunks
-from mmcl_lightning.modules.resumable import ResumableModule
-from mmcl_lightning.optim import WarmupConstant, WarmupCosine, parameter_groups, scale_learning_rate
+from mmcl_lightning.modules.pretraining import PretrainingModule
 
 __all__ = ["ContrastiveModule"]
 
 
-class ContrastiveModule(ResumableModule):
-    """Pretrain a backbone by a contrastive loss between two views of each image.
+class ContrastiveModule(PretrainingModule):
+    """Pretrain a backbone by a contrastive loss between two views of each item.
 
-    A batch starts with a list of two views, each ``(B, 3, H, W)``, or is a mapping with one under ``views``;
-    see :mod:`mmcl_lightning.batches`. Labels are not used. Both views pass the backbone in one forward, so
-    batch norm sees them together.
-    A checkpoint holds ``backbone.*`` and ``projection_head.*`` and rebuilds the module by itself:
-    ``load_from_checkpoint(path)``; a backbone or head that was a live ``nn.Module`` has to be passed again.
+    Both views pass the backbone in one forward, so batch norm sees them together.
 
     Args:
         criterion: Loss, called as ``criterion(z0, z1)`` on un-normalised projections ``(B, D)``: any of
             :mod:`mmcl_lightning.losses`; in YAML a name or a ``class_path`` with ``init_args``.
-        backbone: A name (``"resnet50"``, ``"timm:vit_small_patch16_224"``, ``"conv4"``, see
-            :func:`~mmcl_lightning.models.build_backbone`) or a module from images to ``(B, F)``.
-        cifar_stem: Give a ResNet the stem for images of 32 to 64 pixels.
-        projection_head: ``"imagenet"`` or ``"cifar"`` for the paper's two heads, ``"moco"``, or a module from
-            ``(B, F)`` to ``(B, D)``.
-        hidden_dim: Width of a named head's hidden layer; ``None`` for the paper's (2048 or 512; moco: F).
-        output_dim: Width D of a named head's projection.
-        optimizer: Called with parameter groups; in YAML a ``class_path`` with ``init_args``.
-            ``None`` for Adam with lr 1e-3 and weight decay 1e-6, the paper's choice for small sets.
-            Biases and normalisation layers get no weight decay, and no trust ratio under LARS.
-        lr_scaling: ``"linear"``: lr x batch / 256; ``"sqrt"``: lr x sqrt(batch); ``"none"``. The batch is
-            the one over all devices and accumulated steps.
-        lr_schedule: ``"cosine"`` to zero, or ``"constant"``; per optimizer step.
-        warmup: Share of all steps, in [0, 1), that the learning rate rises over.
-        chunk_size: Images that pass the network at a time, so that the batch, and with it the number of
-            negatives, is not limited by the memory for activations. The gradient stays that of the whole
-            batch, at the price of a second forward pass; batch norm sees a chunk as its batch. ``None``
-            for one pass.
+        backbone: A name or a module; see :class:`PretrainingModule`.
         schedule: Options of the loss by epoch, counted from 1, each in force from that epoch on, e.g.
             ``{"temperature": {1: 0.5, 50: 0.1}}``; see :meth:`ContrastiveLoss.set_option`.
+        log_histogram: Where the loss solves SVMs, write the histogram of alpha at the end of every epoch.
+        **kwargs: Head and optimisation: see :class:`PretrainingModule`.
 
     Logs:
-        ``train/loss`` (of several processes that of the first one's anchors), ``train/lr`` each step;
-        ``val/loss`` on held-out images with training augmentation. Where the loss solves SVMs, or has a
-        schedule, what :class:`~mmcl_lightning.callbacks.SVMSolverCallback` writes.
+        As :class:`PretrainingModule`. Where the loss solves SVMs, or has a schedule, what
+        :class:`~mmcl_lightning.callbacks.SVMSolverCallback` writes.
 
     Raises:
         ConfigError: If an option is unknown or out of range.
@@ -75,42 +43,13 @@ class ContrastiveModule(ResumableModule):
         self,
         criterion: ContrastiveLoss,
         backbone: str | nn.Module = "resnet50",
-        cifar_stem: bool = False,
-        projection_head: Literal["imagenet", "cifar", "moco"] | nn.Module = "imagenet",
-        hidden_dim: int | None = None,
-        output_dim: int = 128,
-        optimizer: OptimizerCallable | None = None,
-        lr_scaling: Literal["sqrt", "linear", "none"] = "none",
-        lr_schedule: Literal["cosine", "constant"] = "constant",
-        warmup: float = 0.0,
-        chunk_size: int | None = None,
         schedule: dict[str, dict[int, bool | int | float]] | None = None,
+        log_histogram: bool = True,
+        **kwargs: Any,
     ):
-        super().__init__()
-        self._record_options()
-        check_choice("lr_schedule", lr_schedule, ("cosine", "constant"))
-        check_number("warmup", warmup, "in [0, 1)", "it is a share of all steps")
-        if chunk_size is not None:
-            check_whole(1, chunk_size=chunk_size)
-        check_flags(cifar_stem=cifar_stem)
-        scale_learning_rate(1.0, 1, lr_scaling)  # raises here, not hours later
-        backbone = from_spec(backbone, nn.Module, "backbone")
-        if isinstance(backbone, nn.Module):
-            self.backbone = backbone
-        else:
-            self.backbone = build_backbone(backbone, cifar_stem=cifar_stem)
-        self.projection_head = _head(
-            from_spec(projection_head, nn.Module, "projection_head"), self.backbone, hidden_dim, output_dim
-        )
+        super().__init__(backbone=backbone, **kwargs)
         self.criterion = from_spec(criterion, ContrastiveLoss, "criterion")
-        self.optimizer: OptimizerCallable = from_spec(optimizer, torch.optim.Optimizer, "optimizer")
-        if self.optimizer is None:
-            self.optimizer = functools.partial(torch.optim.Adam, lr=1e-3, weight_decay=1e-6)
-        self.lr_scaling = lr_scaling
-        self.lr_schedule = lr_schedule
-        self.warmup = warmup
-        self.chunk_size = chunk_size
-        self._loss_callback = SVMSolverCallback(schedule=schedule)
+        self._loss_callback = SVMSolverCallback(schedule=schedule, log_histogram=log_histogram)
         if schedule:
             if not isinstance(self.criterion, ContrastiveLoss):
                 raise ConfigError(f"a schedule needs a ContrastiveLoss, got {type(self.criterion).__name__}")
@@ -120,141 +59,15 @@ class ContrastiveModule(ResumableModule):
         """Bring the callback that logs, schedules and guards the loss, unless the trainer has one."""
         if not (self._loss_callback.schedule or solves_duals(self.criterion)):
             return []
-        given = self._trainer.callbacks if self._trainer is not None else []  # type: ignore[attr-defined]
-        own = [callback for callback in given if isinstance(callback, SVMSolverCallback)]
+        own = [callback for callback in callbacks_of(self) if isinstance(callback, SVMSolverCallback)]
         if any(callback is not self._loss_callback for callback in own):
             if self._loss_callback.schedule:
                 raise ConfigError("both the module and a SVMSolverCallback have a schedule: keep one")
             return []
         return [self._loss_callback]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the representation h, shape ``(B, F)``, of images ``(B, 3, H, W)``."""
-        h: Tensor = self.backbone(x)
-        return h
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the loss of a batch of views; a projection that is not finite raises, naming the step."""
-        loss = self._contrast(batch)
-        size = image_count(batch)
-        self.log("train/loss", loss, prog_bar=True, batch_size=size)
-        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=size)
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log the loss of held-out images."""
-        loss = self._contrast(batch)
-        self.log("val/loss", loss, batch_size=image_count(batch), sync_dist=True)
-
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``h`` ``(B, F)``, ``z`` ``(B, D)`` and ``target`` ``(B,)``, -1 for none."""
-        images, labels = images_and_labels(batch)
-        h = self(images)
-        return {"h": h, "z": self.projection_head(h), "target": labels}
-
-    def configure_optimizers(self) -> Any:
-        """Build the optimizer on groups by module type, and its schedule per step."""
-        modules = {"backbone": self.backbone, "projection_head": self.projection_head}
-        try:
-            optimizer = self.optimizer(parameter_groups(modules))
-        except ValueError as error:  # torch's own checks of lr, betas, ...
-            raise ConfigError(f"optimizer: {error}") from error
-        steps = self.trainer.estimated_stepping_batches  # also sets up the loader that the next line reads
-        batch_size = self.global_batch_size()
-        if batch_size is None and self.lr_scaling != "none":
-            raise ConfigError(
-                "lr_scaling needs the batch size, and the training loader has no batch_size: "
-                "set lr_scaling to 'none' and give the learning rate itself"
-            )
-        for group in optimizer.param_groups:
-            # Plain numbers: a checkpoint cannot hold one of NumPy.
-            group |= {name: _plain(value) for name, value in group.items() if name != "params"}
-            group["lr"] = scale_learning_rate(group["lr"], batch_size or 1, self.lr_scaling)
-        if math.isinf(steps):
-            if self.lr_schedule == "cosine" or self.warmup:
-                raise ConfigError("a cosine or a warm-up needs an end: set trainer.max_epochs or max_steps")
-            return optimizer
-        warmup_steps = round(self.warmup * steps)
-        if self.lr_schedule == "cosine":
-            scheduler: Any = WarmupCosine(optimizer, warmup_steps, int(steps))
-        else:
-            scheduler = WarmupConstant(optimizer, warmup_steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def _contrast(self, batch: Any) -> Tensor:
-        views = views_of(batch)
-        try:
-            return self._loss(views)
-        except NumericalError as error:
-            where = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
-            raise NumericalError(f"{where} step {self.global_step}: {error}") from error
-
-    def _loss(self, views: list[Tensor]) -> Tensor:
-        """Loss of two views; a module with another way from views to a loss has its own."""
-        z0, z1 = self._project(views)
+    def loss_of_views(self, views: list[Any]) -> tuple[Tensor, Tensor]:
+        """Return the loss of two views, and h of both."""
+        h, (z0, z1) = self.project(views)
         loss: Tensor = self.criterion(z0, z1)
-        return loss
-
-    def _project(self, views: list[Tensor]) -> tuple[Tensor, ...]:
-        """Return the projections of the views, each ``(B, D)``."""
-
-        def encode(images: Tensor) -> Tensor:
-            z: Tensor = self.projection_head(self.backbone(images))
-            return z
-
-        if self.chunk_size is None or not torch.is_grad_enabled():
-            return encode(torch.cat(views)).chunk(len(views))
-        return encode_in_chunks(encode, views, self.chunk_size, [self.backbone, self.projection_head])
-
-    def _record_options(self) -> None:
-        """Store what the constructor was given in plain data; under LightningCLI as the YAML has it."""
-        frame = _constructor_frame(self)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`.*")
-            self.save_hyperparameters(frame=frame)  # of LightningCLI, if it builds this module
-        if "_instantiator" in self.hparams:
-            return
-        self.hparams.clear()
-        self.hparams.update({name: to_spec(value) for name, value in _arguments(frame).items()})
-        self._hparams_initial = copy.deepcopy(self._hparams)  # what loggers write; no copies of live modules
-
-
-def _plain(value: Any) -> Any:
-    """Return numbers, also within tuples, as Python's own."""
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    return to_spec(value) if is_number(value) else value
-
-
-def _constructor_frame(module: object) -> FrameType:
-    """Return the frame in which the constructor of the module's own class, or subclass, runs."""
-    frame, outermost = inspect.currentframe(), None
-    while frame is not None:
-        if frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is module:
-            outermost = frame
-        frame = frame.f_back
-    assert outermost is not None
-    return outermost
-
-
-def _arguments(frame: FrameType) -> dict[str, Any]:
-    """Return what a constructor was given, by name.
-
-    Of a subclass these are its own arguments, and those that it passes on by ``**kwargs``, not what it makes
-    of them: so ``type(module)(**arguments)`` builds the module again.
-    """
-    names, _, keywords, values = inspect.getargvalues(frame)
-    given = {name: values[name] for name in names if name != "self"}
-    return given | (values[keywords] if keywords else {})
-
-
-def _head(head: str | nn.Module, backbone: nn.Module, hidden_dim: int | None, output_dim: int) -> nn.Module:
-    if isinstance(head, nn.Module):
-        return head
-    if head == "imagenet":
-        return ProjectionHead.imagenet(feature_dim(backbone), hidden_dim or 2048, output_dim)
-    if head == "cifar":
-        return ProjectionHead.cifar(feature_dim(backbone), hidden_dim or 512, output_dim)
-    if head == "moco":
-        return ProjectionHead.moco(feature_dim(backbone), hidden_dim, output_dim)
-    raise ConfigError(f"projection_head must be 'imagenet', 'cifar', 'moco' or a module, got {head!r}")
+        return loss, h

@@ -34,7 +34,7 @@ class MMCL(ContrastiveModule):
         schedule: Options of the loss by epoch, counted from 1 as in the paper, e.g.
             ``{"kernel.gamma": {1: 0.02, 75: 0.2, 125: 2.0}}``; see :meth:`ContrastiveLoss.set_option`.
         log_histogram: Write the histogram of alpha at the end of every epoch.
-        **kwargs: Backbone, head and optimisation: see :class:`ContrastiveModule`.
+        **kwargs: Backbone, head and optimisation: see :class:`PretrainingModule`.
 
     Logs:
         As :class:`ContrastiveModule`, and what :class:`SVMSolverCallback` writes.
@@ -70,5 +70,4 @@ class MMCL(ContrastiveModule):
             drop_at_bound=drop_at_bound,
             assume_unit_diag=assume_unit_diag,
         )
-        super().__init__(criterion=criterion, schedule=schedule, **kwargs)
-        self._loss_callback.log_histogram = log_histogram
+        super().__init__(criterion=criterion, schedule=schedule, log_histogram=log_histogram, **kwargs)

@@ -14,18 +14,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcl_lightning._options import check_flags, check_number, check_whole
 from mmcl_lightning._specs import from_spec
-from mmcl_lightning.batches import image_count
+from mmcl_lightning.batches import image_count, item_count, map_tensors, split
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses.mixing import HardNegativeMixing, MixingDraws
 from mmcl_lightning.losses.queue import InfoNCELoss, check_finite, unit_rows
 from mmcl_lightning.models import feature_dim
-from mmcl_lightning.modules.contrastive import ContrastiveModule
+from mmcl_lightning.modules.pretraining import PretrainingModule
 
 __all__ = ["MoCo"]
 
 
-class MoCo(ContrastiveModule):
+class MoCo(PretrainingModule):
     """Pretraining by momentum contrast (MoCo v2), the negatives of which do not come from the batch.
 
     View 0 passes the backbone and head that are trained and gives the queries; view 1 passes copies of them,
@@ -55,22 +55,21 @@ class MoCo(ContrastiveModule):
             ``None`` for none.
         mixing_start: Epochs that pass before mixing begins; 10 to 15 in MoCHI's runs of 200.
         symmetric: Let each view give the queries once and average; twice the cost, and twice the keys.
-        projection_head: As in :class:`ContrastiveModule`; ``"moco"`` for Linear F-F, ReLU, Linear F-128.
-        optimizer: As in :class:`ContrastiveModule`; ``None`` for SGD with lr 0.03 (for a batch of 256),
+        projection_head: As in :class:`PretrainingModule`; ``"moco"`` for Linear F-F, ReLU, Linear F-128.
+        optimizer: As in :class:`PretrainingModule`; ``None`` for SGD with lr 0.03 (for a batch of 256),
             momentum 0.9 and weight decay 1e-4, MoCo's choice.
         lr_schedule: ``"cosine"`` to zero, or ``"constant"``; per optimizer step.
-        **kwargs: Backbone and optimisation: see :class:`ContrastiveModule`. ``chunk_size`` counts images of
+        **kwargs: Backbone and optimisation: see :class:`PretrainingModule`. ``chunk_size`` counts images of
             one view here.
 
     Logs:
-        As :class:`ContrastiveModule`, and ``train/contrast_top1``: share of queries nearer to their key than
+        As :class:`PretrainingModule`, and ``train/contrast_top1``: share of queries nearer to their key than
         to the whole queue.
 
     Raises:
         ConfigError: If an option is out of range; at the start of training, if weights are in half precision.
     """
 
-    criterion: InfoNCELoss
     queue: Tensor
     keys_seen: Tensor
 
@@ -87,6 +86,8 @@ class MoCo(ContrastiveModule):
         lr_schedule: Literal["cosine", "constant"] = "cosine",
         **kwargs: Any,
     ):
+        if "schedule" in kwargs and kwargs["schedule"] is None:  # in a checkpoint of an earlier version
+            del kwargs["schedule"]
         check_whole(1, queue_size=queue_size)
         check_whole(0, mixing_start=mixing_start)
         mixing = from_spec(mixing, HardNegativeMixing, "mixing")
@@ -100,12 +101,12 @@ class MoCo(ContrastiveModule):
         if optimizer is None:
             optimizer = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9, weight_decay=1e-4)
         super().__init__(
-            criterion=InfoNCELoss(temperature, mixing),  # type: ignore[arg-type]  # called in this class alone
             projection_head=projection_head,
             optimizer=optimizer,
             lr_schedule=lr_schedule,
             **kwargs,
         )
+        self.criterion = InfoNCELoss(temperature, mixing)
         self.momentum = momentum
         self.mixing = mixing
         self.mixing_start = mixing_start
@@ -129,22 +130,24 @@ class MoCo(ContrastiveModule):
             )
         self._warn_of_leak(self.trainer.world_size)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Move the key encoder, return the loss of a batch of views, and put its keys into the queue."""
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Move the key encoder, return loss and h of a batch of views, and put its keys into the queue."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:  # the first batch of an optimizer step
             self._move_key_encoder()
-        loss = super().training_step(batch, batch_idx)
+        step = super().training_step(batch, batch_idx)
         if self._new_keys is not None:
             self._enqueue(self._new_keys)
         hits = self.criterion.last_stats["contrast_top1"]
         self.log("train/contrast_top1", hits, batch_size=image_count(batch))
-        return loss
+        return step
 
-    def _loss(self, views: list[Tensor]) -> Tensor:
+    def loss_of_views(self, views: list[Any]) -> tuple[Tensor, Tensor]:
+        """Return the loss of queries against their keys and the queue, and h of the queries."""
         queue = self.queue.clone()  # the buffer changes before the backward pass reads it
-        where, losses, keys = layout(), [], []
+        where, losses, keys, representations = layout(), [], [], []
         for view in (0, 1) if self.symmetric else (0,):
-            (query,) = self._project([views[view]])
+            h, (query,) = self.project([views[view]])
+            representations.append(h)
             everyone = self._keys(views[1 - view], view)
             if where.world_size > 1:  # all processes stop together instead of waiting for one
                 check_finite(gather_with_gradient(query.detach().float()), everyone)
@@ -155,7 +158,7 @@ class MoCo(ContrastiveModule):
             # how many there are.
             keys.append(torch.stack(shares, dim=1).flatten(0, 1))
         self._new_keys = torch.cat(keys)
-        return torch.stack(losses).mean()
+        return torch.stack(losses).mean(), torch.cat(representations)
 
     def _mixing_draws(self, images: int, role: int) -> MixingDraws | None:
         """Switch mixing on where it has begun, and draw for this process's share of ``images`` queries.
@@ -171,22 +174,23 @@ class MoCo(ContrastiveModule):
         generator = torch.Generator().manual_seed(2**31 + 2 * int(self.keys_seen) + role)
         return self.mixing.draw(images, generator).rows(where.rank, where.world_size)
 
-    def _keys(self, images: Tensor, role: int) -> Tensor:
-        """Unit keys of the images of all processes, in the order of the ranks, shape ``(G, D)``."""
+    def _keys(self, view: Any, role: int) -> Tensor:
+        """Unit keys of the items of all processes, in the order of the ranks, shape ``(G, D)``."""
         where = layout()
         shuffle = torch.is_grad_enabled() and (where.world_size > 1 or self.chunk_size is not None)
         with torch.no_grad():
             if not shuffle:
-                return gather_with_gradient(self._encode_keys(images))
-            everyone = gather_with_gradient(images)
+                return gather_with_gradient(self._encode_keys(view))
+            everyone = map_tensors(gather_with_gradient, view)
             # Seeded by what all processes, and a resumed run, agree on.
             generator = torch.Generator().manual_seed(2 * int(self.keys_seen) + role)
-            order = torch.randperm(len(everyone), generator=generator).to(images.device)
-            mine = everyone[order.chunk(where.world_size)[where.rank]]
+            order = torch.randperm(item_count(everyone), generator=generator).to(self.device)
+            chosen = order.chunk(where.world_size)[where.rank]
+            mine = map_tensors(lambda x: x[chosen], everyone)
             return gather_with_gradient(self._encode_keys(mine))[order.argsort()]
 
-    def _encode_keys(self, images: Tensor) -> Tensor:
-        parts = torch.split(images, self.chunk_size or len(images))
+    def _encode_keys(self, view: Any) -> Tensor:
+        parts = [view] if self.chunk_size is None else split(view, self.chunk_size)
         return unit_rows(torch.cat([self.key_projection_head(self.key_backbone(part)) for part in parts]))
 
     @torch.no_grad()

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.loops.fit_loop import _FitLoop
-from lightning.pytorch.loops.loop import _Loop
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmcl_lightning._lightning import leave_finished_epoch, load_loader_states
 from mmcl_lightning._specs import to_spec
 from mmcl_lightning.errors import ConfigError, NumericalError
 
@@ -54,10 +53,8 @@ class ResumableModule(LightningModule):
 
     def on_train_start(self) -> None:
         """Let an interrupted epoch continue with the next batch, and a finished one with the next epoch."""
-        _leave_finished_epoch(self.trainer.fit_loop)
-        # Lightning does it when it sets the loaders up. configure_optimizers asks for the number of steps,
-        # which sets them up before the checkpoint's loop state is read, and then nobody does.
-        self.trainer.fit_loop._load_combined_loader_states()
+        leave_finished_epoch(self.trainer)
+        load_loader_states(self.trainer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse what is not finite; let a run that broke off within a batch resume with it.
@@ -91,20 +88,6 @@ class ResumableModule(LightningModule):
         if size is None:
             return None
         return int(size) * self.trainer.world_size * self.trainer.accumulate_grad_batches
-
-
-def _leave_finished_epoch(loop: _FitLoop) -> None:
-    """Let a run with ``max_steps`` that is resumed from the end of an epoch begin the next one.
-
-    Lightning takes every such run for one that stopped within an epoch, and runs an epoch without a batch.
-    """
-    epochs: Any = loop.epoch_progress
-    finished = epochs.current.ready == epochs.current.started == epochs.current.processed > 0
-    if loop.restarting and finished and loop._iteration_based_training():
-        epochs.total.completed, epochs.current.completed = epochs.total.processed, epochs.current.processed
-        loop.reset_restart_stage()
-        loop.epoch_loop.reset_restart_stage()
-        _Loop.restarting.fset(loop, False)  # type: ignore[attr-defined]  # that of _FitLoop says True again
 
 
 def _described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

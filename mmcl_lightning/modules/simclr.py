@@ -15,7 +15,7 @@ class SimCLR(ContrastiveModule):
 
     Args:
         temperature: T > 0; 0.1 in the ImageNet recipe, 0.5 in the CIFAR and STL-10 recipes.
-        **kwargs: Backbone, head and optimisation: see :class:`ContrastiveModule`.
+        **kwargs: As in :class:`ContrastiveModule`.
 
     Logs:
         As :class:`ContrastiveModule`.

@@ -7,9 +7,8 @@ import warnings
 from abc import abstractmethod
 from typing import Any, Literal
 
-from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from mmcl_lightning._options import check_whole
 from mmcl_lightning.errors import ConfigError
@@ -17,7 +16,7 @@ from mmcl_lightning.errors import ConfigError
 __all__ = ["WarmupConstant", "WarmupCosine", "WarmupLinear", "scale_learning_rate"]
 
 
-class WarmupConstant(LRScheduler):
+class WarmupConstant(LambdaLR):
     """Linear warm-up over ``warmup_steps`` steps, then the optimiser's learning rate.
 
     Step s uses ``lr * min(1, (s + 1) / (warmup_steps + 1))``: the first step already moves. Call
@@ -36,11 +35,15 @@ class WarmupConstant(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, warmup_steps: int = 0, last_epoch: int = -1) -> None:
         self.warmup_steps = _whole("warmup_steps", warmup_steps, minimum=0)
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer, self.factor, last_epoch)
 
-    def get_lr(self) -> list[float | Tensor]:
-        """Return the rate of each parameter group at the current step."""
-        return [self._rate(float(base_lr), self.last_epoch) for base_lr in self.base_lrs]
+    def factor(self, step: int) -> float:
+        """Return the share of the optimiser's learning rate that a step uses, in [0, 1].
+
+        Args:
+            step: Steps done before it.
+        """
+        return min(1.0, (step + 1) / (self.warmup_steps + 1))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue a saved schedule; lengths that differ from the saved ones are named in a warning.
@@ -57,51 +60,41 @@ class WarmupConstant(LRScheduler):
                     f"last value (0 for a cosine or a line). Plan the whole length of a run from its start.",
                     stacklevel=2,
                 )
-        super().load_state_dict(state_dict)
-
-    def _rate(self, base_lr: float, step: int) -> float:
-        return base_lr * min(1.0, (step + 1) / (self.warmup_steps + 1))
+        # A checkpoint of an earlier version has no lambdas; ours have no state of their own.
+        super().load_state_dict({**state_dict, "lr_lambdas": [None] * len(self.lr_lambdas)})
 
 
 class _WarmupDecay(WarmupConstant):
-    """Linear warm-up, then a way down from the optimiser's rate to ``final_lr`` that a leaf says."""
+    """Linear warm-up, then a way down from the optimiser's rate to zero that a leaf says."""
 
     _horizon = ("warmup_steps", "total_steps")
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        warmup_steps: int,
-        total_steps: int,
-        final_lr: float = 0.0,
-        last_epoch: int = -1,
+        self, optimizer: Optimizer, warmup_steps: int, total_steps: int, last_epoch: int = -1
     ) -> None:
         self.total_steps = _whole("total_steps", total_steps, minimum=1)
         if warmup_steps > total_steps:
             raise ConfigError(f"warmup_steps={warmup_steps} exceeds total_steps={total_steps}.")
-        if not (math.isfinite(final_lr) and final_lr >= 0):
-            raise ConfigError(f"final_lr must be a finite number >= 0, got {final_lr}.")
-        self.final_lr = final_lr
         super().__init__(optimizer, warmup_steps, last_epoch)
 
     @abstractmethod
     def _left(self, progress: float) -> float:
         """Share of the way that is left, from 1 at progress 0 to 0 at 1."""
 
-    def _rate(self, base_lr: float, step: int) -> float:
+    def factor(self, step: int) -> float:
+        """Return the share of the optimiser's learning rate that a step uses, in [0, 1]."""
         if step >= self.total_steps:
-            return self.final_lr
+            return 0.0
         if step <= self.warmup_steps:
-            return super()._rate(base_lr, step)
-        progress = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
-        return self.final_lr + (base_lr - self.final_lr) * self._left(progress)
+            return super().factor(step)
+        return self._left((step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
 
 
 class WarmupLinear(_WarmupDecay):
-    r"""Linear warm-up over w steps, then linearly down to ``final_lr`` at step T.
+    r"""Linear warm-up over w steps, then linearly down to 0 at step T.
 
-    Step s uses :math:`lr (s+1)/(w+1)` for s <= w, then with :math:`f` = ``final_lr``
-    :math:`f + (lr - f) (T-s)/(T-w)`, and f from T on. Arguments and errors: see :class:`WarmupCosine`.
+    Step s uses :math:`lr (s+1)/(w+1)` for s <= w, then :math:`lr (T-s)/(T-w)`, and 0 from T on. Arguments and
+    errors: see :class:`WarmupCosine`.
     """
 
     def _left(self, progress: float) -> float:
@@ -109,22 +102,20 @@ class WarmupLinear(_WarmupDecay):
 
 
 class WarmupCosine(_WarmupDecay):
-    r"""Linear warm-up over w steps, then half a cosine down to ``final_lr`` at step T.
+    r"""Linear warm-up over w steps, then half a cosine down to 0 at step T.
 
-    Step s uses :math:`lr (s+1)/(w+1)` for s <= w, then with :math:`f` = ``final_lr``
-    :math:`f + (lr - f) (1 + \cos(\pi (s-w)/(T-w)))/2`, and f from T on. So step 0 uses lr/(w+1) and step w
-    exactly lr. Source: the published code of MMCL (there w = T/10, f = 0), written in closed form, so a
-    resumed run has the same rates to the last bit.
+    Step s uses :math:`lr (s+1)/(w+1)` for s <= w, then :math:`lr (1 + \cos(\pi (s-w)/(T-w)))/2`, and 0 from T
+    on. So step 0 uses lr/(w+1) and step w exactly lr. Source: the published code of MMCL (there w = T/10),
+    written in closed form, so a resumed run has the same rates to the last bit.
 
     Args:
         optimizer: Its groups' ``lr`` are the rates at the end of the warm-up.
         warmup_steps: w, optimiser steps of warm-up, 0 <= w <= T.
         total_steps: T, optimiser steps of the whole run (after gradient accumulation).
-        final_lr: Rate at the end, >= 0, the same for every group.
         last_epoch: Last step already done; -1 starts afresh (torch's name, the unit is steps).
 
     Raises:
-        ConfigError: If a length is not a whole number in its range, or ``final_lr`` is negative.
+        ConfigError: If a length is not a whole number in its range.
     """
 
     def _left(self, progress: float) -> float:

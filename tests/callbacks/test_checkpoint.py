@@ -19,8 +19,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Timer
 from runs import TINY, Plain, Recorder, moco, shapes, simclr, trainer
 
-from mmcl_lightning.callbacks import Ledger, OnlineKNN, ResumableCheckpoint
+from mmcl_lightning.callbacks import Ledger, OnlineKNN, Readouts, ResumableCheckpoint
 from mmcl_lightning.modules import ContrastiveModule
+from mmcl_lightning.readouts import KNN
 
 EPOCHS, STEPS = 4, 4  # per epoch
 EVEN = {"lr_schedule": "constant"}  # so that a run can go on beyond its end
@@ -203,9 +204,10 @@ def break_in_readout(folder: Path, epoch: int) -> None:
             raise OSError("no disk")
         return read(*args, **kwargs)
 
-    knn = OnlineKNN(k=4, every_n_epochs=2)
-    read, knn.readout = knn.readout, fail  # type: ignore[method-assign]
-    fitting = trainer(folder, knn, ResumableCheckpoint(dirpath=folder), max_epochs=EPOCHS)
+    knn = KNN(k=4)
+    read, knn.compute = knn.compute, fail  # type: ignore[method-assign]
+    parts = Readouts(every_n_epochs=2, knn=knn), ResumableCheckpoint(dirpath=folder)
+    fitting = trainer(folder, *parts, max_epochs=EPOCHS)
     with pytest.raises(OSError, match="no disk"):
         fitting.fit(build("simclr"), shapes())
 
@@ -223,7 +225,7 @@ def test_a_readout_that_broke_off_is_made_up_for(tmp_path: Path) -> None:
 def test_a_missing_last_readout_is_said(tmp_path: Path) -> None:
     break_in_readout(tmp_path, EPOCHS)
     second = trainer(tmp_path, OnlineKNN(k=4, every_n_epochs=2), max_epochs=EPOCHS)
-    with pytest.warns(UserWarning, match="OnlineKNN: the readout at the end of this run broke off"):
+    with pytest.warns(UserWarning, match="the last reading of knn was interrupted"):
         second.fit(build("simclr"), shapes(), ckpt_path=str(tmp_path / "last.ckpt"))
 
 

@@ -13,9 +13,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from runs import Plain, StopAfter, events, image_loader, mmcl, scalars, shapes, trainer
 
-from mmcl_lightning.callbacks import OnlineKNN, collect_features
+from mmcl_lightning.callbacks import OnlineKNN
 from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.features import collect_features
 from mmcl_lightning.metrics import KNNProtocol, knn_accuracy
 
 

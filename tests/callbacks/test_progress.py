@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from runs import shapes, simclr, trainer
 
-from mmcl_lightning.callbacks import HealthPanel, OnlineKNN, OnlineLinearProbe, Throughput
+from mmcl_lightning.callbacks import Readouts, Throughput
 from mmcl_lightning.callbacks.progress import RichBar, TextBar, progress_bar
+from mmcl_lightning.readouts import KNN, Health, LinearProbe
 
 
 @pytest.mark.parametrize("kind", [RichBar, TextBar])
@@ -19,7 +20,7 @@ def test_few_metrics_in_eighty_columns(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     bar = kind()
-    callbacks = [HealthPanel(), OnlineLinearProbe(), OnlineKNN(k=5), Throughput(), bar]
+    callbacks = [Readouts(knn=KNN(k=5), probe=LinearProbe(), health=Health()), Throughput(), bar]
     run = trainer(tmp_path, *callbacks, max_epochs=2, enable_progress_bar=True, log_every_n_steps=1)
     run.fit(simclr(), shapes())
     captured = capfd.readouterr()
@@ -50,7 +51,7 @@ def test_the_time_left_is_that_of_the_whole_run(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_rich_bar_where_rich_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmcl_lightning.callbacks.progress._RICH_AVAILABLE", True)
+    monkeypatch.setattr("mmcl_lightning.callbacks.progress.rich_is_installed", lambda: True)
     assert isinstance(progress_bar(), RichBar)
-    monkeypatch.setattr("mmcl_lightning.callbacks.progress._RICH_AVAILABLE", False)
+    monkeypatch.setattr("mmcl_lightning.callbacks.progress.rich_is_installed", lambda: False)
     assert isinstance(progress_bar(), TextBar)

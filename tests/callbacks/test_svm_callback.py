@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from runs import TINY, FlatNet, Plain, events, image_loader, mmcl, moco, scalars, shapes, trainer
+from runs import TINY, FlatNet, Plain, events, image_loader, mmcl, scalars, shapes, trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -20,6 +20,7 @@ from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import (
     Hard,
     HCLLoss,
+    InfoNCELoss,
     MMCLLoss,
     Near,
     NTXentLoss,
@@ -170,7 +171,7 @@ def test_any_loss_can_have_a_schedule(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'beta' is no option of this loss; there are temperature"):
         ContrastiveModule(NTXentLoss(), schedule={"beta": {7: 1.0}}, **TINY)
     with pytest.raises(ConfigError, match="a schedule needs a ContrastiveLoss, got InfoNCELoss"):
-        moco(schedule={"temperature": {2: 0.1}})
+        ContrastiveModule(InfoNCELoss(), schedule={"temperature": {2: 0.1}}, **TINY)
 
 
 def test_works_on_the_module_of_a_user(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from helpers import BASELINES
@@ -26,10 +28,15 @@ def views(images: int = 10) -> list[torch.Tensor]:
     return [torch.randn(images, 3, 2, 2, generator=generator, dtype=torch.float64) for _ in range(2)]
 
 
+def pair(net: nn.Module) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Encode as a module does: a representation, here the pixels, and a projection."""
+    return lambda x: (x.flatten(1), net(x))
+
+
 def gradients(net: nn.Module, loss: ContrastiveLoss, chunk_size: int | None) -> list[torch.Tensor]:
     net.zero_grad()
     module = ContrastiveModule(loss, net, projection_head=nn.Identity(), chunk_size=chunk_size)
-    loss(*module._project(views())).backward()
+    loss(*module.project(views())[1]).backward()
     return [p.grad.clone() for p in net.parameters()]
 
 
@@ -84,7 +91,7 @@ def test_one_chunk_of_activations_is_alive_at_a_time() -> None:
             if chunk_size is None:
                 net(torch.cat(views(200)))
             else:
-                encode_in_chunks(net, views(200), chunk_size, [net])
+                encode_in_chunks(pair(net), views(200), chunk_size, [net])
         return total
 
     assert saved(5) <= saved(None) / 5
@@ -92,8 +99,9 @@ def test_one_chunk_of_activations_is_alive_at_a_time() -> None:
 
 def test_order_of_images_is_kept() -> None:
     net = network(nn.LayerNorm(16))
-    z0, z1 = encode_in_chunks(net, views(), 4, [net])
-    torch.testing.assert_close(torch.cat([z0, z1]), net(torch.cat(views())))
+    h, z = encode_in_chunks(pair(net), views(), 4, [net])
+    torch.testing.assert_close(torch.cat(z), net(torch.cat(views())))
+    assert torch.equal(torch.cat(h), torch.cat(views()).flatten(1))
 
 
 def test_chunk_size_is_checked() -> None:

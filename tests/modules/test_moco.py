@@ -91,7 +91,7 @@ def test_the_key_encoder_has_no_gradient_and_no_optimizer(tmp_path: Path) -> Non
     keys = [p for name, p in module.named_parameters() if name.startswith(KEY_PREFIXES)]
     trained = [*module.backbone.parameters(), *module.projection_head.parameters()]
     assert len(keys) == len(trained)
-    loss = module._loss(views())
+    loss, _ = module.loss_of_views(views())
     loss.backward()
     assert all(p.grad is None and not p.requires_grad for p in keys)
     assert all(p.grad is not None for p in trained)
@@ -109,7 +109,7 @@ def test_the_key_encoder_has_no_gradient_and_no_optimizer(tmp_path: Path) -> Non
 def test_batch_norm_of_the_key_encoder_sees_its_own_view() -> None:
     module = moco()
     twin, (view0, view1) = copy.deepcopy(module.backbone), views()
-    module._loss([view0, view1])
+    module.loss_of_views([view0, view1])
     twin(view1)
     for name, buffer in twin.named_buffers():
         torch.testing.assert_close(module.key_backbone.get_buffer(name), buffer)
@@ -123,7 +123,7 @@ def test_loss_is_that_of_queries_keys_and_the_queue_before(symmetric: bool) -> N
         for p in module.key_backbone.parameters():
             p.mul_(1.5)
     before, (view0, view1) = module.queue.clone(), views()
-    loss = module._loss([view0, view1])
+    loss, _ = module.loss_of_views([view0, view1])
 
     def side(a: Tensor, b: Tensor) -> Tensor:
         query = module.projection_head(module.backbone(a))
@@ -175,13 +175,13 @@ def test_chunks_of_keys_hold_other_images_than_chunks_of_queries() -> None:
         module.get_submodule(name).register_forward_hook(
             lambda _module, inputs, _output, calls=calls: calls.append(inputs[0][:, 0, 0, 0].tolist())
         )
-    module._loss([view0, view1])
+    module.loss_of_views([view0, view1])
     assert seen["backbone"] == number.view(3, 4).tolist()
     assert [len(chunk) for chunk in seen["key_backbone"]] == [4, 4, 4]
     assert sorted(itertools.chain(*seen["key_backbone"])) == number.tolist()
     assert all(sorted(chunk) not in seen["backbone"] for chunk in seen["key_backbone"])
     with torch.no_grad():  # as in validation, where it would cost and change nothing
-        module._loss([view0, view1])
+        module.loss_of_views([view0, view1])
     assert seen["key_backbone"][3:] == number.view(3, 4).tolist()
 
 
@@ -190,7 +190,7 @@ def test_the_order_of_the_keys_is_restored_and_new_in_every_step() -> None:
     seen: list[Tensor] = []
     module.key_backbone.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0]))
     for _ in range(2):
-        module._loss([view0, view1])
+        module.loss_of_views([view0, view1])
         expected = unit_rows(module.key_projection_head(FlatNet.forward(module.key_backbone, view1)))
         torch.testing.assert_close(module._new_keys, expected.detach())
         module._enqueue(module._new_keys)
@@ -201,7 +201,7 @@ def test_the_order_of_the_keys_is_restored_and_new_in_every_step() -> None:
 def test_gradient_in_chunks_equals_that_of_one_pass(symmetric: bool) -> None:
     whole, chunked = flat(symmetric=symmetric).double(), flat(symmetric=symmetric, chunk_size=3).double()
     for module in (whole, chunked):
-        module._loss([view.double() for view in views(10)]).backward()
+        module.loss_of_views([view.double() for view in views(10)])[0].backward()
     for a, b in zip(whole.backbone.parameters(), chunked.backbone.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-12)
     assert whole._new_keys is not None

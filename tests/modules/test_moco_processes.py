@@ -72,7 +72,7 @@ def step(rank: int, world: int) -> dict[str, Any]:
         module.get_submodule(name).register_forward_hook(
             lambda _module, inputs, _output, images=images: images.extend(inputs[0][:, 0, 0, 0].tolist())
         )
-    loss = module._loss(share(rank, world))
+    loss, _ = module.loss_of_views(share(rank, world))
     loss.backward()
     trained = [*module.backbone.parameters(), *module.projection_head.parameters()]
     return {"loss": loss.item(), "grad": [p.grad for p in trained], "keys": module._new_keys, "seen": seen}
@@ -89,7 +89,7 @@ def _work(rank: int, folder: str) -> None:
     if rank == 1:
         broken[0][:] = torch.nan
     try:
-        flat().double()._loss(broken)
+        flat().double().loss_of_views(broken)
     except NumericalError as error:
         results["nan"] = str(error)
     torch.save(results, f"{folder}/{rank}.pt")

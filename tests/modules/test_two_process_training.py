@@ -12,9 +12,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from runs import FlatNet, mmcl, shapes, trainer
 from torch import nn
 
-from mmcl_lightning.callbacks import HealthPanel, OnlineKNN
+from mmcl_lightning.callbacks import Readouts
 from mmcl_lightning.distributed import gather_objects
 from mmcl_lightning.modules import MMCL
+from mmcl_lightning.readouts import KNN, Health
 
 
 def build() -> MMCL:
@@ -42,9 +43,10 @@ class Agreement(Callback):
 
 def run(folder: Path, batch_size: int, **options: object) -> Trainer:
     folder.mkdir()
-    knn = OnlineKNN(k=5, protocols=[{"k": 9, "feature": "z"}])
-    readouts = [HealthPanel(images=11, view_images=12), knn, Agreement()]
-    runner = trainer(folder, *readouts, max_steps=3, max_epochs=2, **options)
+    readouts = Readouts(
+        health=Health(images=11, view_images=12), knn=KNN(k=5, protocols=[{"k": 9, "feature": "z"}])
+    )
+    runner = trainer(folder, readouts, Agreement(), max_steps=3, max_epochs=2, **options)
     module = build()
     runner.fit(module, shapes(batch_size=batch_size))
     runner.save_checkpoint(folder / "end.ckpt")
@@ -63,8 +65,9 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
         torch.testing.assert_close(two["state_dict"][name], value, rtol=1e-5, atol=1e-5)
     assert any((value - start[name]).abs().max() > 1e-3 for name, value in one["state_dict"].items())
     states = [torch.load(tmp_path / name / "readouts.pt") for name in ("one", "two")]
-    knn, panel = ([state[name] for state in states] for name in ("OnlineKNN", "HealthPanel"))
-    assert knn[0]["curve"][0] == knn[1]["curve"][0]
-    assert [epoch for epoch, _ in knn[1]["curve"]] == [0, 1, 2]
-    assert knn[1]["values"] == pytest.approx(knn[0]["values"], abs=0.051)  # weights differ by rounding
-    assert panel[1]["values"] == pytest.approx(panel[0]["values"], rel=1e-2, abs=1e-4)
+    curves = [state["Readouts"]["readouts"]["knn"]["curve"] for state in states]
+    assert curves[0][0] == curves[1][0]
+    assert [epoch for epoch, _ in curves[1]] == [0, 1, 2]
+    one, two = (state["Readouts"]["values"] for state in states)
+    assert two["knn"] == pytest.approx(one["knn"], abs=0.051)  # weights differ by rounding
+    assert two["health"] == pytest.approx(one["health"], rel=1e-2, abs=1e-4)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmcl_lightning.batches import images_and_labels
-from mmcl_lightning.callbacks._sharing import every_nth, share_batches
 from mmcl_lightning.distributed import gather_objects, layout
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
+from mmcl_lightning.features._sharing import every_nth, share_batches
 from mmcl_lightning.metrics import FeatureShard, gather_in_order
 
 __all__ = ["FeaturePass", "collect_features", "encode", "evaluating", "feature_pass"]
@@ -26,7 +26,11 @@ _THUMBNAIL = 32  # pixels
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; every submodule's own mode and all random states come back."""
+    """Evaluation mode without gradients; every submodule's own mode and all random states come back.
+
+    Args:
+        module: The module.
+    """
     modes = {child: child.training for child in module.modules()}
     try:
         with isolate_rng(), torch.no_grad():  # a loader draws from the global generator when it starts
@@ -114,7 +118,14 @@ def feature_pass(
 def encode(
     trainer: Trainer, module: LightningModule, images: Tensor, kinds: Iterable[str]
 ) -> dict[str, Tensor]:
-    """Return what is asked for of a batch of images ``(B, ...)``; call it within :func:`evaluating`."""
+    """Return features of a batch, each ``(B, ...)``; call it within :func:`evaluating`.
+
+    Args:
+        trainer: The running trainer, for its precision.
+        module: As for :func:`feature_pass`.
+        images: Images ``(B, ...)``.
+        kinds: Which of ``"h"``, ``"z"``, ``"thumbnail"``.
+    """
     images = trainer.precision_plugin.convert_input(images).to(module.device, non_blocking=True)
     found = {}
     # Around the network alone: it may set another default type, in which a loader's transforms would work.
@@ -122,7 +133,7 @@ def encode(
         h = module(images)
         rows = _rows_of(h, len(images), module)
         if "h" in kinds:
-            found["h"] = rows
+            found["h"] = rows.clone() if "z" in kinds else rows  # the head may work in place
         if "z" in kinds:
             found["z"] = _rows_of(module.projection_head(h), len(images), module)  # type: ignore[operator]
     if "thumbnail" in kinds:

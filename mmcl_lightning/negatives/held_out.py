@@ -12,11 +12,13 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from mmcl_lightning._options import check_choice, check_whole
 from mmcl_lightning.batches import labels_of
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
+from mmcl_lightning.features import evaluating
 from mmcl_lightning.transforms import ImageTransform
 
-__all__ = ["HeldOutImages", "held_out_loader", "take_images"]
+__all__ = ["HeldOutImages", "choose_images", "held_out_loader", "take_images"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +67,36 @@ class HeldOutImages:
         if self.class_names is None or target >= len(self.class_names):
             return f"class {target}"
         return self.class_names[target]
+
+
+def choose_images(
+    module: nn.Module,
+    datamodule: Any,
+    count: int,
+    views: Literal["augmented", "clean"],
+    seed: int,
+    loader: Iterable[Any] | None = None,
+) -> HeldOutImages:
+    """Return a few held-out images, the same ones for the same data and seed; random states stay as they are.
+
+    Args:
+        module: Put into evaluation mode meanwhile.
+        datamodule: A datamodule, or None where there is a loader.
+        count: How many, at least 2.
+        views: As :func:`held_out_loader` takes it.
+        seed: The choice, and what is drawn on loading, are functions of it.
+        loader: Batches of held-out images; ``None`` asks the datamodule.
+
+    Raises:
+        ConfigError: If an option is out of range, or there is no loader.
+        DataError: If there are fewer than two images.
+    """
+    check_whole(2, images=count)
+    check_choice("views", views, ("augmented", "clean"))
+    with evaluating(module):
+        torch.manual_seed(seed)
+        loader = held_out_loader(datamodule, views) if loader is None else loader
+        return take_images(loader, count, seed, datamodule)
 
 
 def held_out_loader(datamodule: Any, views: Literal["augmented", "clean"]) -> Iterable[Any]:

@@ -1,8 +1,7 @@
-"""The health panel: right values, one pass over the images, embedding, warnings."""
+"""Signs of health: right values, one pass over the images, warnings."""
 
 from __future__ import annotations
 
-import csv
 import math
 import warnings
 from pathlib import Path
@@ -17,11 +16,12 @@ from runs import FlatNet, Plain, events, image_loader, mmcl, scalars, shapes, tr
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from mmcl_lightning.callbacks import HealthPanel, OnlineKNN, collect_features
-from mmcl_lightning.callbacks.features import evaluating
+from mmcl_lightning.callbacks import OnlineKNN, Readouts
 from mmcl_lightning.datamodules import ImageFolderDataModule, ShapesDataModule
 from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.features import collect_features, evaluating
 from mmcl_lightning.modules import MMCL
+from mmcl_lightning.readouts import KNN, Health
 
 BANK, QUERY = image_loader(40, seed=1), image_loader(21, seed=2)
 
@@ -42,8 +42,8 @@ def uniformity_in_a_loop(rows: Tensor) -> float:
 
 def test_values_are_those_of_the_definitions(tmp_path: Path) -> None:
     data, module = shapes(), mmcl()
-    panel = HealthPanel(images=9, view_images=13)
-    run = trainer(tmp_path, panel, log=True)
+    health = Health(images=9, view_images=13)
+    run = trainer(tmp_path, Readouts(health=health), log=True)
     run.fit(module, data)
     rows = {kind: collect_features(run, module, data.knn_dataloaders()[0], kind)[0][::4] for kind in "hz"}
     with evaluating(module):  # two batches of 8 reach 13 images
@@ -56,13 +56,13 @@ def test_values_are_those_of_the_definitions(tmp_path: Path) -> None:
     for name, value in expected.items():
         assert float(run.callback_metrics[name]) == pytest.approx(value, rel=2e-4, abs=1e-5), name
         assert len(scalars(tmp_path, name)) == 2  # before training and after the epoch
-    assert panel.protocol_texts["health"] == (
+    assert health.protocol_texts["health"] == (
         "RankMe of h: 8 images, 256 features, at most 8; RankMe of z: 8 images, 8 features, at most 8; "
         "uniformity and alignment: z; alignment: 16 images"
     )
     log = events(tmp_path)
     text = log.Tensors("health/protocol/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert text == panel.protocol_texts["health"]
+    assert text == health.protocol_texts["health"]
     histogram = log.Histograms("health/std_per_dimension_z")[-1].histogram_value
     assert histogram.num == 8
     assert histogram.sum / 8 == pytest.approx(expected["health/std_z"], rel=1e-4)
@@ -78,41 +78,44 @@ class Counting(MMCL):
         return super().forward(x)
 
 
-def passed(folder: Path, *callbacks: Callback, epochs: int = 1) -> tuple[int, Trainer]:
+def passed(folder: Path, readouts: Readouts, epochs: int = 1) -> tuple[int, Trainer]:
     torch.manual_seed(0)
     module = Counting(backbone=FlatNet(), projection_head="cifar", hidden_dim=16, output_dim=8)
-    run = trainer(folder, *callbacks, max_epochs=epochs)
+    run = trainer(folder, readouts, max_epochs=epochs)
     run.fit(module, shapes())
     return module.passed, run
 
 
 def test_both_together_run_the_images_once_in_either_order(tmp_path: Path) -> None:
-    def panel(**options: Any) -> HealthPanel:
-        return HealthPanel(**({"images": 16, "view_images": 0} | options))
+    def health(**options: Any) -> Health:
+        return Health(**({"images": 16, "view_images": 0} | options))
 
     bank, query = 32, 20
-    alone, run = passed(tmp_path, panel())
+    alone, run = passed(tmp_path, Readouts(health=health()))
     assert alone == 2 * 16  # only the images that it reads
     values = {name: float(x) for name, x in run.callback_metrics.items() if name.startswith("health")}
     assert len(values) == 5
     assert passed(tmp_path, OnlineKNN(k=5))[0] == 2 * (bank + query)
-    for callbacks in ([panel(), OnlineKNN(k=5)], [OnlineKNN(k=5), panel()]):
-        together, run = passed(tmp_path, *callbacks)
+    for readouts in (Readouts(knn=KNN(k=5), health=health()), Readouts(others=[health(), KNN(k=5)])):
+        together, run = passed(tmp_path, readouts)
         assert together == 2 * (bank + query)
         for name, value in values.items():
             assert float(run.callback_metrics[name]) == pytest.approx(value, rel=1e-4), name
     # Views come on top, and readouts at different epochs do not share: 0, 1, 2 and 0, 2.
-    assert passed(tmp_path, panel(view_images=8), OnlineKNN(k=5))[0] == 2 * (bank + query + 16)
-    often, seldom = panel(), OnlineKNN(k=5, every_n_epochs=2)
-    assert passed(tmp_path, often, seldom, epochs=2)[0] == 2 * (bank + query) + 16
+    with_views = Readouts(knn=KNN(k=5), health=health(view_images=8))
+    assert passed(tmp_path, with_views)[0] == 2 * (bank + query + 16)
+    often, seldom = health(), KNN(k=5, every_n_epochs=2)
+    assert passed(tmp_path, Readouts(health=often, knn=seldom), epochs=2)[0] == 2 * (bank + query) + 16
 
 
 def test_someone_elses_module_and_loaders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     batches = [(torch.rand(6, 3, 16, 16), torch.rand(6, 3, 16, 16)) for _ in range(2)]
-    panel = HealthPanel(
-        loader=[{"image": x} for x, _ in batches], view_loader=[(list(x), None) for x in batches]
+    readouts = Readouts(
+        health=Health(),
+        bank_loader=[{"image": x} for x, _ in batches],
+        view_loader=[(list(x), None) for x in batches],
     )
-    run, module = trainer(tmp_path, panel), Plain()
+    run, module = trainer(tmp_path, readouts), Plain()
     run.fit(module)
     h = torch.cat([collect_features(run, module, [[x]])[0] for x, _ in batches])
     other = torch.cat([collect_features(run, module, [[y]])[0] for _, y in batches])
@@ -121,13 +124,14 @@ def test_someone_elses_module_and_loaders(tmp_path: Path, caplog: pytest.LogCapt
     assert found["health/rankme_h"] == pytest.approx(rank_by_svd(h), rel=1e-4)
     distance = (normalize(h, dim=1) - normalize(other, dim=1)).square().sum(1).mean()
     assert found["health/alignment"] == pytest.approx(float(distance), rel=1e-4)
-    run = trainer(tmp_path, HealthPanel(), OnlineKNN(k=5, bank_loader=BANK, query_loader=QUERY), max_epochs=2)
+    both = Readouts(health=Health(), knn=KNN(k=5), bank_loader=BANK, query_loader=QUERY)
+    run = trainer(tmp_path, both, max_epochs=2)
     run.fit(module)
     assert "health/rankme_h" in run.callback_metrics
     assert "health/alignment" not in run.callback_metrics
     assert sum("no two views" in record.getMessage() for record in caplog.records) == 1
-    with pytest.raises(ConfigError, match="HealthPanel needs a loader, or a datamodule"):
-        trainer(tmp_path, HealthPanel()).fit(Plain())
+    with pytest.raises(ConfigError, match="health needs bank_loader, or a datamodule"):
+        trainer(tmp_path, Readouts(health=Health())).fit(Plain())
 
 
 def test_images_without_labels_are_enough(tmp_path: Path) -> None:
@@ -135,11 +139,16 @@ def test_images_without_labels_are_enough(tmp_path: Path) -> None:
     for index in range(20):
         Image.fromarray(g.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(tmp_path / f"{index}.png")
     data = ImageFolderDataModule(str(tmp_path), image_size=16, batch_size=8, num_workers=0)
-    for callbacks in ([HealthPanel()], [HealthPanel(), OnlineKNN()], [OnlineKNN(), HealthPanel()]):
-        run = trainer(tmp_path, *callbacks)
+    last = Health()
+    for readouts in (
+        Readouts(health=Health()),
+        Readouts(others=[Health(), KNN()]),
+        Readouts(knn=KNN(), health=last),
+    ):
+        run = trainer(tmp_path, readouts)
         run.fit(mmcl(), data)
         assert 1 < float(run.callback_metrics["health/rankme_h"]) <= 18
-    assert "18 images, 256 features" in callbacks[1].protocol_texts["health"]  # two are held out
+    assert "18 images, 256 features" in last.protocol_texts["health"]  # two are held out
 
 
 def test_alignment_is_of_training_images_where_none_is_held_out(tmp_path: Path) -> None:
@@ -148,10 +157,10 @@ def test_alignment_is_of_training_images_where_none_is_held_out(tmp_path: Path) 
             return []
 
     data = NothingHeldOut(32, 20, 16, batch_size=8, eval_batch_size=16, num_workers=0)
-    module, panel = mmcl(), HealthPanel(view_images=9)
-    run = trainer(tmp_path, panel)
+    module, health = mmcl(), Health(view_images=9)
+    run = trainer(tmp_path, Readouts(health=health))
     run.fit(module, data)
-    assert panel.protocol_texts["health"].endswith("alignment: 16 images")
+    assert health.protocol_texts["health"].endswith("alignment: 16 images")
     with evaluating(module):
         pairs = [
             [module.projection_head(module(x)) for x in batch[0]]
@@ -187,14 +196,14 @@ def test_collapse_is_said_once_and_not_of_random_weights(kind: str, tmp_path: Pa
     if kind != "none":
         nn.init.zeros_(module.net[4].weight)
         nn.init.ones_(module.net[4].bias)
-    panel = HealthPanel(loader=BANK, view_images=0)
+    readouts = Readouts(health=Health(view_images=0), bank_loader=BANK)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        trainer(tmp_path, panel, max_steps=0).fit(module)
+        trainer(tmp_path, readouts, max_steps=0).fit(module)
         assert not any("collapsed" in str(warning.message) for warning in said)
         if kind != "none":
             module = Still()
-        trainer(tmp_path, Collapse(kind), panel, max_epochs=3).fit(module)
+        trainer(tmp_path, Collapse(kind), readouts, max_epochs=3).fit(module)
     messages = [str(warning.message) for warning in said if "collapsed" in str(warning.message)]
     if kind == "none":
         assert messages == []
@@ -203,56 +212,15 @@ def test_collapse_is_said_once_and_not_of_random_weights(kind: str, tmp_path: Pa
         assert messages[0].startswith("h has collapsed after 3 steps: effective rank 1")
 
 
-def test_the_embedding_has_features_labels_and_sprites(tmp_path: Path) -> None:
-    data, module = shapes(), mmcl()
-    panel = HealthPanel(embedding=11, embedding_every_n_epochs=2)
-    run = trainer(tmp_path, panel, log=True, max_epochs=3)
-    run.fit(module, data)
-    (folder,) = {path.parents[2] for path in tmp_path.rglob("tensors.tsv")}
-    assert sorted(p.parent.relative_to(folder).as_posix() for p in folder.rglob("tensors.tsv")) == [
-        "00008/h", "00008/z", "00012/h", "00012/z",
-    ]  # fmt: skip
-    rows = [collect_features(run, module, data.knn_dataloaders()[0], kind) for kind in "hz"]
-    for kind, (features, labels) in zip("hz", rows, strict=True):
-        with open(folder / "00012" / kind / "tensors.tsv") as file:
-            written = torch.tensor([[float(x) for x in line] for line in csv.reader(file, delimiter="\t")])
-        torch.testing.assert_close(written, features[::3], rtol=1e-4, atol=1e-5)
-        names = (folder / "00012" / kind / "metadata.tsv").read_text().split()
-        assert names == [data.class_names[label] for label in labels[::3]]
-    sprite = np.asarray(Image.open(folder / "00012" / "h" / "sprite.png"))
-    assert sprite.shape == (4 * 32, 4 * 32, 3)  # 11 thumbnails of 32 pixels
-    first = next(iter(data.knn_dataloaders()[0]))[0][0]  # 16 pixels
-    small = (
-        torch.from_numpy(sprite[:32, :32] / 255.0)
-        .permute(2, 0, 1)
-        .unflatten(1, (16, 2))
-        .unflatten(3, (16, 2))
-    )
-    correlation = torch.corrcoef(torch.stack([small.mean(dim=(2, 4)).flatten().float(), first.flatten()]))[
-        0, 1
-    ]
-    assert correlation > 0.95
-    config = (folder / "projector_config.pbtxt").read_text()
-    assert config.count("embeddings") == 4
-    assert "00012/z/sprite.png" in config
-
-
-def test_embedding_of_unlabelled_images_without_class_names(tmp_path: Path) -> None:
-    labels = torch.arange(40) % 3 - 1
-    panel = HealthPanel(loader=image_loader(40, seed=1, labels=labels), view_images=0, embedding=4)
-    trainer(tmp_path, panel, log=True).fit(Plain())
-    (path,) = tmp_path.rglob("metadata.tsv")
-    assert path.read_text().split() == ["unlabelled", "0", "1", "unlabelled"]
-
-
 def test_values_are_there_after_a_resume_and_under_validate(tmp_path: Path) -> None:
-    panel, module, data = HealthPanel(view_images=0), mmcl(), shapes()
-    run = trainer(tmp_path, panel, limit_val_batches=1.0)
+    readouts, module, data = Readouts(health=Health(view_images=0)), mmcl(), shapes()
+    run = trainer(tmp_path, readouts, limit_val_batches=1.0)
     run.fit(module, data)
     run.save_checkpoint(tmp_path / "end.ckpt")
     (result,) = run.validate(module, data, verbose=False)
-    assert result["health/rankme_z"] == pytest.approx(panel.state_dict()["values"]["health/rankme_z"])
-    resumed = HealthPanel(every_n_epochs=5, view_images=0)
+    values = readouts.state_dict()["values"]["health"]
+    assert result["health/rankme_z"] == pytest.approx(values["health/rankme_z"])
+    resumed = Readouts(every_n_epochs=5, health=Health(view_images=0))
     run = trainer(tmp_path, resumed, max_epochs=3, log=True)
     run.fit(mmcl(), shapes(), ckpt_path=str(tmp_path / "end.ckpt"))
     assert [step for step, _ in scalars(tmp_path, "health/rankme_z")] == [11]  # not again before training
@@ -263,11 +231,9 @@ def test_values_are_there_after_a_resume_and_under_validate(tmp_path: Path) -> N
     [
         ({"images": 1}, "images must be an integer >= 2, got 1"),
         ({"view_images": -1}, "view_images must be an integer >= 0"),
-        ({"embedding": -1}, "embedding must be an integer >= 0"),
-        ({"embedding_every_n_epochs": 0}, "embedding_every_n_epochs must be an integer >= 1"),
         ({"every_n_epochs": 0}, "every_n_epochs must be an integer >= 1"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        HealthPanel(**options)
+        Health(**options)

@@ -28,10 +28,10 @@ from torch.utils.data import (
 )
 
 from mmcl_lightning.batches import images_and_labels
-from mmcl_lightning.callbacks._sharing import share_batches
-from mmcl_lightning.callbacks.features import FeaturePass, feature_pass
 from mmcl_lightning.distributed import layout
 from mmcl_lightning.errors import DataError, ShapeError
+from mmcl_lightning.features import FeaturePass, feature_pass
+from mmcl_lightning.features._sharing import share_batches
 from mmcl_lightning.metrics import gather_in_order
 
 ROWS, BATCH = 11, 2

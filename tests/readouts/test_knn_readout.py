@@ -1,4 +1,4 @@
-"""Several protocols, storage, best value, kinds of batches and modules of the online k-NN readout."""
+"""Several protocols, storage, best value, kinds of batches and modules of the k-NN readout."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-import mmcl_lightning.callbacks.readout as readout_module
-from mmcl_lightning.callbacks import HealthPanel, OnlineKNN, collect_features
+from mmcl_lightning.callbacks import OnlineKNN, Readouts
 from mmcl_lightning.errors import ConfigError, NumericalError
+from mmcl_lightning.features import collect_features
 from mmcl_lightning.metrics import KNNProtocol, knn_accuracy, knn_predict, knn_scores
+from mmcl_lightning.readouts import KNN, Embedding, Health, reading
 
 
 def noisy(count: int, seed: int) -> DataLoader[Any]:
@@ -99,10 +100,8 @@ def test_storage_of_the_bank(
     dtype: Any, device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
-    real = readout_module.feature_pass
-    monkeypatch.setattr(
-        readout_module, "feature_pass", lambda *a, **o: found.append(real(*a, **o)) or found[-1]
-    )
+    real = reading.feature_pass
+    monkeypatch.setattr(reading, "feature_pass", lambda *a, **o: found.append(real(*a, **o)) or found[-1])
     knn = given(bank_dtype=dtype, bank_device=device, chunk_size=4)
     run, module = trainer(tmp_path, knn), Plain()
     run.fit(module)
@@ -117,7 +116,7 @@ def test_storage_of_the_bank(
 
 def test_features_are_freed_after_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[Any] = []
-    real = readout_module.feature_pass
+    real = reading.feature_pass
 
     def watched(*args: Any, **options: Any) -> Any:
         found = real(*args, **options)
@@ -131,9 +130,10 @@ def test_features_are_freed_after_use(tmp_path: Path, monkeypatch: pytest.Monkey
             gc.collect()
             self.counts += (sum(rows() is not None for rows in alive),)
 
-    monkeypatch.setattr(readout_module, "feature_pass", watched)
+    monkeypatch.setattr(reading, "feature_pass", watched)
     watch = Freed()
-    trainer(tmp_path, HealthPanel(images=10), given(), watch, max_epochs=3).fit(Plain())
+    both = Readouts(knn=KNN(k=5), health=Health(images=10), bank_loader=BANK, query_loader=QUERY)
+    trainer(tmp_path, both, watch, max_epochs=3).fit(Plain())
     assert len(alive) == 2 * 4
     assert watch.counts == (0, 0, 0)
 
@@ -186,7 +186,9 @@ def test_the_best_value_is_logged_and_survives_a_resume(tmp_path: Path) -> None:
     trainer(tmp_path, *callbacks, StopAfter(2), max_epochs=4).fit(Plain())
     path = callbacks[1].last_model_path  # type: ignore[attr-defined]
     saved = torch.load(path, weights_only=True)["callbacks"]["OnlineKNN"]
-    assert tuple(saved["best"]) == knn.best == max(knn.curve, key=lambda point: (point[1], -point[0]))
+    assert knn.best == max(knn.curve, key=lambda point: (point[1], -point[0]))
+    assert saved["values"]["knn"]["knn/best_top1"] == knn.best[1]
+    assert list(knn.best) in saved["readouts"]["knn"]["curve"]
     resumed, callbacks = pieces("b")
     trainer(tmp_path, Blind(), *callbacks, max_epochs=4, log=True).fit(Plain(), ckpt_path=path)
     assert [epoch for epoch, _ in resumed.curve] == [0, 1, 2, 3, 4]
@@ -201,9 +203,9 @@ def test_a_checkpoint_of_an_earlier_version_is_taken_up() -> None:
         {"curve": [[0, 0.2], [1, 0.5], [2, 0.4]], "values": {"knn/top1": 0.4, "knn/top5": 1.0}}
     )
     assert knn.best == (1, 0.5)
-    assert knn.state_dict()["values"] == {"knn/top1": 0.4, "knn/top5": 1.0, "knn/best_top1": 0.5}
+    assert knn.state_dict()["values"] == {"knn": {"knn/top1": 0.4, "knn/top5": 1.0, "knn/best_top1": 0.5}}
     assert OnlineKNN().best is None
-    assert OnlineKNN().state_dict()["best"] == []
+    assert OnlineKNN().state_dict()["values"] == {}
 
 
 def test_training_is_the_same_bit_by_bit_with_all_readouts(tmp_path: Path) -> None:
@@ -216,9 +218,15 @@ def test_training_is_the_same_bit_by_bit_with_all_readouts(tmp_path: Path) -> No
         views = [([torch.rand(4, 3, 16, 16)] * 2, torch.zeros(4))]
         for state in (torch.manual_seed, random.seed, np.random.seed):
             state(7)
-        knn = OnlineKNN(protocols=["dino", {"feature": "z"}], bank_loader=bank, query_loader=QUERY)
-        panel = HealthPanel(view_loader=views, embedding=8)
-        run = trainer(tmp_path, *([panel, knn] if with_them else []), max_epochs=3, log=with_them)
+        readouts = Readouts(
+            knn=KNN(protocols=["dino", {"feature": "z"}]),
+            health=Health(),
+            embedding=Embedding(images=8),
+            bank_loader=bank,
+            query_loader=QUERY,
+            view_loader=views,
+        )
+        run = trainer(tmp_path, *([readouts] if with_them else []), max_epochs=3, log=with_them)
         run.fit(module)
         momentum = [x["momentum_buffer"] for x in run.optimizers[0].state.values() if "momentum_buffer" in x]
         tensors = [*module.state_dict().values(), *momentum, torch.get_rng_state()]
@@ -250,12 +258,12 @@ def test_wrong_options(options: dict[str, Any], match: str) -> None:
 
 def test_names_of_protocols() -> None:
     def names(*protocols: Any) -> list[str]:
-        return [protocol.name for protocol in OnlineKNN(protocols=protocols).protocols[1:]]
+        return [protocol.name for protocol in KNN(protocols=protocols).protocols[1:]]
 
     assert names("dino", {"protocol": "dino", "feature": "z"}) == ["dino", "k20_T0.07_z"]
     assert names({"temperature": 0.25}, {"k": 200, "temperature": 0.5}) == ["k200_T0.25_h"]
     assert names({"normalize": False}) == ["k200_T0.5_h_dot"]
-    assert OnlineKNN(protocols="dino").protocols[1].name == "dino"
+    assert KNN(protocols="dino").protocols[1].name == "dino"
 
 
 def test_features_that_leave_the_range_of_half_precision(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmcl_lightning.callbacks.drawing import BLUE, GREEN, GREY, INK, ORANGE, Tile, draw_grid, readable
-from mmcl_lightning.callbacks.held_out import HeldOutImages
+from mmcl_lightning._options import check_whole
 from mmcl_lightning.losses import MMCLLoss
 from mmcl_lightning.losses.statistics import svm_stats
 from mmcl_lightning.losses.weights import SolvedDual
+from mmcl_lightning.negatives.drawing import BLUE, GREEN, GREY, INK, ORANGE, Tile, draw_grid, readable
+from mmcl_lightning.negatives.held_out import HeldOutImages
 from mmcl_lightning.svm import MaxMarginDual
 from mmcl_lightning.svm.negatives import (
     at_bound,
@@ -24,7 +25,31 @@ from mmcl_lightning.svm.negatives import (
     ranked_negatives,
 )
 
-__all__ = ["SupportVectors"]
+__all__ = ["Selection", "SupportVectors"]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which queries a picture shows, and which negatives beside each.
+
+    Args:
+        queries: Number of rows, of as many classes as there are.
+        support_vectors: How many of the strongest support vectors.
+        others: How many of the nearest negatives with alpha = 0, and as many drawn from the rest.
+        seed: The draw is a function of it and of the query.
+
+    Raises:
+        ConfigError: If an option is out of range.
+    """
+
+    queries: int = 8
+    support_vectors: int = 6
+    others: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole(1, queries=self.queries, support_vectors=self.support_vectors)
+        check_whole(0, others=self.others, seed=self.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,51 +97,45 @@ class SupportVectors:
             order.append((rank[target] if target >= 0 else 1, index))
         return sorted(index for _, index in sorted(order)[:count])
 
-    def columns(self, query: int, support_vectors: int, others: int, seed: int) -> tuple[list[int], ...]:
+    def columns(self, query: int, selection: Selection) -> tuple[list[int], ...]:
         """Choose the candidates to show beside a query.
 
         Args:
             query: Index of the image.
-            support_vectors: How many of the strongest support vectors.
-            others: How many of the nearest negatives with alpha = 0, and as many drawn from the rest.
-            seed: The draw is a function of it and of the query.
+            selection: How many.
 
         Returns:
             Candidates: the strongest support vectors, the nearest others, random others.
         """
         inside, outside = (x.tolist() for x in ranked_negatives(self.problem, self.alpha, query))
-        generator = torch.Generator().manual_seed(1_000_003 * seed + query)
+        generator = torch.Generator().manual_seed(1_000_003 * selection.seed + query)
         order = torch.randperm(self.problem.n, generator=generator).tolist()
+        others = selection.others
         rest = set(outside[others:])
         drawn = [candidate for candidate in order if candidate in rest]  # stable while alpha changes
-        return inside[:support_vectors], outside[:others], drawn[:others]
+        return inside[: selection.support_vectors], outside[:others], drawn[:others]
 
-    def draw(
-        self, queries: int = 8, support_vectors: int = 6, others: int = 2, seed: int = 0, note: str = ""
-    ) -> Image.Image:
+    def draw(self, selection: Selection, note: str = "") -> Image.Image:
         """Draw one row per query: the query, its strongest support vectors, some negatives without weight.
 
         Source of the layout: the figure of support vectors in the appendix of Shah et al., AAAI 2022.
 
         Args:
-            queries: Number of rows.
-            support_vectors: Number of support vectors in a row.
-            others: Number of negatives with alpha = 0 that are nearest, and of random ones.
-            seed: The random ones are a function of it.
+            selection: Which queries and negatives.
             note: Said below the title, such as the epoch.
         """
         rows = []
-        for query in self.choose_queries(queries):
-            groups = self.columns(query, support_vectors, others, seed)
+        for query in self.choose_queries(selection.queries):
+            groups = self.columns(query, selection)
             rows.append([[self._query_tile(query)], *[[self._tile(query, j) for j in g] for g in groups]])
-        groups_shown = 4 if others else 2
+        groups_shown = 4 if selection.others else 2
         headings = ["query", "strongest support vectors", "alpha = 0, nearest", "alpha = 0, random"]
         return draw_grid(
             "Which negatives count",
             [note, *self.describe()] if note else self.describe(),
             headings[:groups_shown],
             [row[:groups_shown] for row in rows],
-            [1, support_vectors, others, others][:groups_shown],
+            [1, selection.support_vectors, selection.others, selection.others][:groups_shown],
             self._legend(),
         )
 

@@ -27,17 +27,27 @@ from runs import (
 )
 from torch import Tensor, nn
 
-from mmcl_lightning.callbacks import OnlineKNN, OnlineLinearProbe, collect_features
-from mmcl_lightning.callbacks._online_classifier import OnlineClassifier
+from mmcl_lightning.callbacks import OnlineKNN, Readouts
 from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
+from mmcl_lightning.features import collect_features
 from mmcl_lightning.modules import MMCL
+from mmcl_lightning.readouts import KNN, LinearProbe
+from mmcl_lightning.readouts._online_classifier import OnlineClassifier
 
 
 def flat(seed: int = 0, **changes: Any) -> MMCL:
     """A module whose forward can be repeated: no batch norm, no dropout."""
     torch.manual_seed(seed)
     return mmcl(seed, backbone=FlatNet(), projection_head=nn.Linear(8, 4), **changes)
+
+
+class Giving(Plain):
+    """Someone else's module that hands on what it learns from."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        h = self(batch[0])
+        return {"loss": h.square().mean(), "h": h}
 
 
 class Twin(Callback):
@@ -81,7 +91,7 @@ class Twin(Callback):
         self.weight -= self.lr * (self.first / (1 - 0.9**t)) / (np.sqrt(self.second / (1 - 0.999**t)) + 1e-6)
 
 
-def weights(probe: OnlineLinearProbe) -> np.ndarray:
+def weights(probe: LinearProbe) -> np.ndarray:
     assert probe.classifier is not None
     linear = probe.classifier.linear
     return torch.cat([linear.weight.detach(), linear.bias.detach().unsqueeze(1)], dim=1).double().numpy()
@@ -90,9 +100,9 @@ def weights(probe: OnlineLinearProbe) -> np.ndarray:
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["one pass", "chunks"])
 def test_equals_the_probe_by_hand(options: dict[str, Any], tmp_path: Path) -> None:
     # Seven images give chunks of 3, 3 and 1; the backward pass runs each of them again.
-    probe, twin = OnlineLinearProbe(lr=0.02, weight_decay=0.1), Twin(0.02, 0.1)
+    probe, twin = LinearProbe(lr=0.02, weight_decay=0.1), Twin(0.02, 0.1)
     data = shapes(batch_size=7)
-    trainer(tmp_path, twin, probe, log=True, max_epochs=2).fit(flat(**options), data)
+    trainer(tmp_path, twin, Readouts(probe=probe), log=True, max_epochs=2).fit(flat(**options), data)
     assert len(twin.losses) == 8
     # Weights are about 0.1. Classes that the first batch lacks take a small step from rounding alone.
     np.testing.assert_allclose(weights(probe), twin.weight, rtol=0, atol=2e-3)
@@ -100,8 +110,8 @@ def test_equals_the_probe_by_hand(options: dict[str, Any], tmp_path: Path) -> No
 
 
 def test_accuracy_is_that_of_clean_images_and_written_with_its_protocol(tmp_path: Path) -> None:
-    data, module, probe = shapes(), mmcl(), OnlineLinearProbe(lr=0.05)
-    run = trainer(tmp_path, probe, log=True, max_epochs=3)
+    data, module, probe = shapes(), mmcl(), LinearProbe(lr=0.05)
+    run = trainer(tmp_path, Readouts(probe=probe), log=True, max_epochs=3)
     run.fit(module, data)
     h, labels = collect_features(run, module, data.knn_dataloaders()[1])
     assert probe.classifier is not None
@@ -127,8 +137,9 @@ def test_accuracy_is_that_of_clean_images_and_written_with_its_protocol(tmp_path
 
 def test_learns_what_a_frozen_representation_holds(tmp_path: Path) -> None:
     # Brightness tells the class of these images; the network stands still at a learning rate of 1e-4.
-    probe = OnlineLinearProbe(lr=0.1, query_loader=image_loader(30, seed=2), num_classes=3)
-    trainer(tmp_path, probe, max_epochs=40).fit(Plain())
+    probe = LinearProbe(lr=0.1)
+    readouts = Readouts(probe=probe, query_loader=image_loader(30, seed=2), num_classes=3)
+    trainer(tmp_path, readouts, max_epochs=40).fit(Giving())
     assert probe.curve[-1][1] == 1.0
 
 
@@ -137,7 +148,7 @@ def test_training_is_the_same_with_and_without_it(tmp_path: Path) -> None:
     for with_it in (False, True):
         module = mmcl()
         torch.manual_seed(7)
-        run = trainer(tmp_path, *([OnlineLinearProbe()] if with_it else []), max_epochs=2)
+        run = trainer(tmp_path, *([Readouts(probe=LinearProbe())] if with_it else []), max_epochs=2)
         run.fit(module, shapes())
         optimizer = run.optimizers[0].state_dict()["state"]
         ends.append((module.state_dict(), optimizer, torch.rand(3).tolist()))
@@ -158,9 +169,10 @@ def test_shares_the_query_features_with_the_knn_readout(tmp_path: Path) -> None:
             return super().forward(x)
 
     seen = []
-    for callbacks in ([OnlineKNN(k=5)], [OnlineLinearProbe()], [OnlineLinearProbe(), OnlineKNN(k=5)]):
+    both = Readouts(probe=LinearProbe(), knn=KNN(k=5))
+    for readouts in (OnlineKNN(k=5), Readouts(probe=LinearProbe()), both):
         backbone = Count()
-        run = trainer(tmp_path, *callbacks)
+        run = trainer(tmp_path, readouts)
         run.fit(mmcl(backbone=backbone, projection_head=nn.Linear(8, 4)), shapes())
         seen.append(backbone.images)
     assert seen == [2 * (32 + 20), 20, 2 * (32 + 20)]
@@ -176,13 +188,16 @@ def test_resumed_probe_equals_the_uninterrupted_one(cut: int, tmp_path: Path) ->
     def saver(name: str) -> ModelCheckpoint:
         return ModelCheckpoint(tmp_path / name, save_last=True, save_on_exception=True)
 
-    whole = OnlineLinearProbe(lr=0.02)
-    run = trainer(tmp_path, whole, max_epochs=4)
+    whole = LinearProbe(lr=0.02)
+    run = trainer(tmp_path, Readouts(probe=whole), max_epochs=4)
     run.fit(mmcl(), shapes())
     first = trainer(
-        tmp_path, OnlineLinearProbe(lr=0.02), *([StopAfter(2)] if cut == 8 else [FailAt()]), saver("a"),
+        tmp_path,
+        Readouts(probe=LinearProbe(lr=0.02)),
+        StopAfter(2) if cut == 8 else FailAt(),
+        saver("a"),
         max_epochs=4,
-    )  # fmt: skip
+    )
     if cut == 8:
         first.fit(mmcl(), shapes())
     else:
@@ -190,14 +205,14 @@ def test_resumed_probe_equals_the_uninterrupted_one(cut: int, tmp_path: Path) ->
             first.fit(mmcl(), shapes())
     path = str(tmp_path / "a" / "last.ckpt")
     torch.load(path, weights_only=True)
-    resumed = OnlineLinearProbe(lr=0.02)
-    second = trainer(tmp_path, resumed, saver("b"), max_epochs=4)
+    resumed = LinearProbe(lr=0.02)
+    second = trainer(tmp_path, Readouts(probe=resumed), saver("b"), max_epochs=4)
     second.fit(mmcl(3), shapes(), ckpt_path=path)
     assert np.array_equal(weights(resumed), weights(whole))
     assert resumed.curve == whole.curve
     assert second.callback_metrics["probe/best_top1"] == run.callback_metrics["probe/best_top1"]
 
-    (result,) = trainer(tmp_path, OnlineLinearProbe(), limit_val_batches=1.0).validate(
+    (result,) = trainer(tmp_path, Readouts(probe=LinearProbe()), limit_val_batches=1.0).validate(
         mmcl(5), shapes(), ckpt_path=str(tmp_path / "b" / "last.ckpt"), verbose=False
     )
     assert result["probe/top1"] == pytest.approx(whole.curve[-1][1])
@@ -205,8 +220,8 @@ def test_resumed_probe_equals_the_uninterrupted_one(cut: int, tmp_path: Path) ->
 
 def test_checkpoints_can_monitor_it_from_the_first_epoch(tmp_path: Path) -> None:
     saver = ModelCheckpoint(tmp_path, monitor="probe/top1", mode="max", save_top_k=-1)
-    probe = OnlineLinearProbe(every_n_epochs=5)
-    trainer(tmp_path, probe, saver, max_epochs=3).fit(mmcl(), shapes())
+    probe = LinearProbe()
+    trainer(tmp_path, Readouts(every_n_epochs=5, probe=probe), saver, max_epochs=3).fit(mmcl(), shapes())
     assert len(saver.best_k_models) == 3
     assert [epoch for epoch, _ in probe.curve] == [1, 3]
 
@@ -217,9 +232,10 @@ def test_two_processes_keep_one_probe(tmp_path: Path) -> None:
         data.splits.pretrain.targets[:13] = -1  # so that the processes have different numbers of labels
         # A checkpoint of the training processes: the callback of this one is not theirs.
         saver = ModelCheckpoint(tmp_path / name, save_last=True)
-        trainer(tmp_path, OnlineLinearProbe(lr=0.02), saver, max_epochs=2, **options).fit(flat(), data)
+        readouts = Readouts(probe=LinearProbe(lr=0.02))
+        trainer(tmp_path, readouts, saver, max_epochs=2, **options).fit(flat(), data)
         saved = torch.load(tmp_path / name / "last.ckpt", weights_only=True)
-        return saved["callbacks"]["OnlineLinearProbe"]
+        return saved["callbacks"]["Readouts"]["readouts"]["probe"]
 
     one = run("one", 16)
     with warnings.catch_warnings():
@@ -262,8 +278,8 @@ def test_large_common_parts_do_not_cancel() -> None:
 
 
 def test_steps_on_every_batch_of_accumulated_ones(tmp_path: Path) -> None:
-    probe, twin = OnlineLinearProbe(lr=0.02), Twin(0.02, 1e-6)
-    run = trainer(tmp_path, twin, probe, accumulate_grad_batches=2)
+    probe, twin = LinearProbe(lr=0.02), Twin(0.02, 1e-6)
+    run = trainer(tmp_path, twin, Readouts(probe=probe), accumulate_grad_batches=2)
     run.fit(flat(), shapes())
     assert run.global_step == 2
     assert len(twin.losses) == 4
@@ -272,8 +288,8 @@ def test_steps_on_every_batch_of_accumulated_ones(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_single_precision_whatever_the_network_has(precision: str, tmp_path: Path) -> None:
-    probe = OnlineLinearProbe()
-    trainer(tmp_path, probe, precision=precision).fit(mmcl(), shapes())
+    probe = LinearProbe()
+    trainer(tmp_path, Readouts(probe=probe), precision=precision).fit(mmcl(), shapes())
     assert probe.classifier is not None
     assert probe.classifier.linear.weight.dtype == torch.float32
     assert np.isfinite(weights(probe)).all()
@@ -284,20 +300,12 @@ def test_off_without_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     for index in range(20):
         Image.fromarray(np.full((16, 16, 3), 10 * index, np.uint8)).save(tmp_path / f"{index}.png")
     data = ImageFolderDataModule(str(tmp_path), image_size=16, batch_size=8, num_workers=0)
-    probe = OnlineLinearProbe()
-    run = trainer(tmp_path, probe, max_epochs=2)
+    probe = LinearProbe()
+    run = trainer(tmp_path, Readouts(probe=probe), max_epochs=2)
     run.fit(mmcl(), data)
     assert probe.curve == []
     assert not any(name.startswith("probe") for name in run.callback_metrics)
     assert sum("so there is no linear probe" in record.getMessage() for record in caplog.records) == 1
-
-
-class Elsewhere(Plain):
-    """Has a backbone that its training step does not use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Linear(2, 2)
 
 
 class Maps(Plain):
@@ -307,32 +315,47 @@ class Maps(Plain):
         super().__init__()
         self.backbone = nn.Conv2d(3, 3, 3)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.backbone(batch[0]).mean()
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        h = self.backbone(batch[0])
+        return {"loss": h.mean(), "h": h}
 
 
 class Pairs(Plain):
-    """Gives two rows for three images."""
+    """Gives five rows for eight images."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self(batch[0][:5]).square().mean()
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        h = self(batch[0][:5])
+        return {"loss": h.square().mean(), "h": h}
+
+
+class Several(Plain):
+    """Gives more than one tensor."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        h = self(batch[0])
+        return {"loss": h.square().mean(), "h": [h, h]}
 
 
 def test_what_it_cannot_work_with_is_named(tmp_path: Path) -> None:
+    def fit(module: Plain, **options: Any) -> None:
+        trainer(tmp_path, Readouts(probe=LinearProbe(), **options)).fit(module)
+
     given = {"query_loader": image_loader(15, seed=2)}
     with pytest.raises(ConfigError, match="needs num_classes, or a datamodule"):
-        trainer(tmp_path, OnlineLinearProbe(**given)).fit(Plain())
+        fit(Giving(), **given)
     with pytest.raises(ConfigError, match="needs query_loader, or a datamodule"):
-        trainer(tmp_path, OnlineLinearProbe(num_classes=3)).fit(Plain())
-    with pytest.raises(ConfigError, match="training_step of Elsewhere calls neither"):
-        trainer(tmp_path, OnlineLinearProbe(num_classes=3, **given)).fit(Elsewhere())
-    with pytest.raises(ShapeError, match=r"gives maps of shape \(8, 3, 14, 14\)"):
-        trainer(tmp_path, OnlineLinearProbe(num_classes=3, **given)).fit(Maps())
-    with pytest.raises(ShapeError, match="gave 5 representations of 8 images"):
-        trainer(tmp_path, OnlineLinearProbe(num_classes=3, **given)).fit(Pairs())
+        fit(Giving(), num_classes=3)
+    for module in (Plain(), Several()):
+        name = type(module).__name__
+        with pytest.raises(ConfigError, match=f"let training_step of {name} return {{'loss': loss, 'h': h}}"):
+            fit(module, num_classes=3, **given)
+    with pytest.raises(ShapeError, match=r"\(views \* 8, F\), .* got \(8, 3, 14, 14\) from .* of Maps"):
+        fit(Maps(), num_classes=3, **given)
+    with pytest.raises(ShapeError, match=r"\(views \* 8, F\), .* got \(5, 5\) from training_step of Pairs"):
+        fit(Pairs(), num_classes=3, **given)
     unlabelled = image_loader(15, seed=2, labels=torch.full((15,), -1))
     with pytest.raises(DataError, match="none of the images"):
-        trainer(tmp_path, OnlineLinearProbe(num_classes=3, query_loader=unlabelled)).fit(Plain())
+        fit(Giving(), num_classes=3, query_loader=unlabelled)
 
 
 @pytest.mark.parametrize(
@@ -341,9 +364,8 @@ def test_what_it_cannot_work_with_is_named(tmp_path: Path) -> None:
         ({"lr": 0.0}, "lr must be a finite number > 0, got 0.0"),
         ({"weight_decay": -1.0}, "weight_decay must be a finite number >= 0"),
         ({"every_n_epochs": 0}, "every_n_epochs must be an integer >= 1"),
-        ({"num_classes": 1}, "num_classes must be an integer >= 2"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        OnlineLinearProbe(**options)
+        LinearProbe(**options)

@@ -1,0 +1,153 @@
+"""What this package asks of Lightning beyond its public interface, all in one place.
+
+:data:`PRIVATE_NAMES` lists every private name of Lightning that is read, called or overridden. A test
+compares it with the Lightning that is installed, so that a release without one of them is noticed by name.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.utilities.imports import _RICH_AVAILABLE
+
+__all__ = [
+    "PRIVATE_NAMES",
+    "callbacks_of",
+    "datamodule_of",
+    "has_saved",
+    "has_trained",
+    "is_last_epoch",
+    "is_spawned",
+    "is_step_whole",
+    "is_training_done",
+    "leave_finished_epoch",
+    "load_loader_states",
+    "pending_metrics",
+    "replace_hyperparameters",
+    "request_stop",
+    "rich_is_installed",
+    "validates_now",
+]
+
+#: Private names by the class that has them, with what an instance is asked for after a dot.
+PRIVATE_NAMES: dict[Any, tuple[str, ...]] = {
+    LightningCLI: ("_parse_ckpt_path",),
+    LightningModule: ("_trainer", "_hparams", "_hparams_initial"),
+    ModelCheckpoint: (
+        "_last_checkpoint_saved",
+        "_last_global_step_saved",
+        "_monitor_candidates",
+        "_save_checkpoint",
+        "_save_last_checkpoint",
+    ),
+    Trainer: ("_results", "_signal_connector"),
+    _FitLoop: ("_data_fetcher", "_iteration_based_training", "_load_combined_loader_states"),
+    _Loop: ("restarting",),
+    _TrainingEpochLoop: ("_is_training_done", "_should_accumulate", "_should_check_val_fx"),
+}
+
+
+def callbacks_of(module: LightningModule) -> list[Any]:
+    """Return the callbacks of the trainer that a module is attached to; none without a trainer."""
+    trainer = module._trainer
+    return [] if trainer is None else list(trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def datamodule_of(trainer: Trainer) -> Any:
+    """Return the datamodule of a trainer, or None."""
+    return getattr(trainer, "datamodule", None)
+
+
+def has_saved(callback: Any) -> bool:
+    """Whether a ModelCheckpoint wrote a checkpoint; True of other callbacks, which do not say."""
+    return bool(getattr(callback, "_last_checkpoint_saved", True))
+
+
+def has_trained(trainer: Trainer) -> bool:
+    """Whether a trainer goes on with a fit, rather than beginning one."""
+    return trainer.fit_loop.epoch_progress.total.ready > 0
+
+
+def is_last_epoch(trainer: Trainer) -> bool:
+    """Whether the training ends with the current epoch."""
+    epoch = trainer.current_epoch + 1
+    return trainer.should_stop or epoch == trainer.max_epochs or trainer.global_step == trainer.max_steps
+
+
+def is_training_done(trainer: Trainer) -> bool:
+    """Whether the batches of the current epoch are all done."""
+    return bool(trainer.fit_loop.epoch_loop._is_training_done)
+
+
+def is_step_whole(trainer: Trainer) -> bool:
+    """Whether the batch just done ended an optimizer step within an epoch."""
+    loop = trainer.fit_loop.epoch_loop
+    return not (loop._is_training_done or loop._should_accumulate())
+
+
+def validates_now(trainer: Trainer) -> bool:
+    """Whether a validation follows the batch just done."""
+    fetcher = trainer.fit_loop._data_fetcher
+    assert fetcher is not None
+    return bool(trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher))
+
+
+def is_spawned(trainer: Trainer) -> bool:
+    """Whether the processes were started by ``ddp_spawn`` or ``ddp_fork``."""
+    return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
+
+
+def request_stop(trainer: Trainer) -> None:
+    """Let the trainer end its loops as after SIGTERM."""
+    trainer._signal_connector.received_sigterm = True
+
+
+def pending_metrics(trainer: Trainer | None) -> dict[str, Any]:
+    """Return the values of this epoch that Lightning hands to the loggers after checkpoints are written."""
+    # Within a validation the loggers have its numbers already.
+    results = None if trainer is None or trainer.validating else trainer._results
+    return {} if results is None else dict(results.metrics(on_step=False)["log"])
+
+
+def replace_hyperparameters(module: LightningModule, options: dict[str, Any]) -> None:
+    """Let a module's ``hparams``, and what loggers write of them, be ``options``."""
+    module.hparams.clear()
+    module.hparams.update(options)
+    module._hparams_initial = copy.deepcopy(module._hparams)  # type: ignore[assignment]
+
+
+def rich_is_installed() -> bool:
+    """Whether Lightning's rich progress bar works."""
+    return bool(_RICH_AVAILABLE)
+
+
+def load_loader_states(trainer: Trainer) -> None:
+    """Hand the training loaders their states from the checkpoint.
+
+    Lightning does it when it sets the loaders up. A ``configure_optimizers`` that asks for the number of
+    steps sets them up before the checkpoint's loop state is read, and then nobody does.
+    """
+    trainer.fit_loop._load_combined_loader_states()
+
+
+def leave_finished_epoch(trainer: Trainer) -> None:
+    """Let a run with ``max_steps`` that is resumed from the end of an epoch begin the next one.
+
+    Lightning takes every such run for one that stopped within an epoch, and runs an epoch without a batch.
+    """
+    loop = trainer.fit_loop
+    epochs: Any = loop.epoch_progress
+    finished = epochs.current.ready == epochs.current.started == epochs.current.processed > 0
+    if loop.restarting and finished and loop._iteration_based_training():
+        epochs.total.completed, epochs.current.completed = epochs.total.processed, epochs.current.processed
+        loop.reset_restart_stage()
+        loop.epoch_loop.reset_restart_stage()
+        _Loop.restarting.fset(loop, False)  # type: ignore[attr-defined]  # that of _FitLoop says True again

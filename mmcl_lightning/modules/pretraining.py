@@ -1,0 +1,211 @@
+"""What every pretraining module has: a backbone, a projection head, and how they are optimised."""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import abstractmethod
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from mmcl_lightning._options import check_choice, check_flags, check_number, check_whole, is_number
+from mmcl_lightning._specs import from_spec, to_spec
+from mmcl_lightning.batches import concatenate, image_count, images_and_labels, views_of
+from mmcl_lightning.errors import ConfigError, NumericalError
+from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
+from mmcl_lightning.modules.chunked import encode_in_chunks
+from mmcl_lightning.modules.recording import record_options
+from mmcl_lightning.modules.resumable import ResumableModule
+from mmcl_lightning.optim import WarmupConstant, WarmupCosine, parameter_groups, scale_learning_rate
+
+__all__ = ["PretrainingModule"]
+
+
+class PretrainingModule(ResumableModule):
+    """Pretrain a backbone from several views of each item; a subclass says by which loss.
+
+    A batch starts with a list of two views or is a mapping with one under ``views``; see
+    :mod:`mmcl_lightning.batches`. A view is a tensor ``(B, ...)``, such as images ``(B, 3, H, W)``, or any
+    nesting of lists, tuples and mappings of such tensors that the backbone maps to ``(B, F)``. Labels are not
+    used. A checkpoint holds ``backbone.*`` and ``projection_head.*`` and rebuilds the module by itself:
+    ``load_from_checkpoint(path)``; a backbone or head that was a live ``nn.Module`` has to be passed again.
+
+    Args:
+        backbone: A name (``"resnet50"``, ``"timm:vit_small_patch16_224"``, ``"conv4"``, see
+            :func:`~mmcl_lightning.models.build_backbone`) or a module from a view to ``(B, F)``.
+        cifar_stem: Give a ResNet the stem for images of 32 to 64 pixels.
+        projection_head: ``"imagenet"`` or ``"cifar"`` for the paper's two heads, ``"moco"``, or a module from
+            ``(B, F)`` to ``(B, D)``.
+        hidden_dim: Width of a named head's hidden layer; ``None`` for the paper's (2048 or 512; moco: F).
+        output_dim: Width D of a named head's projection.
+        optimizer: Called with parameter groups; in YAML a ``class_path`` with ``init_args``.
+            ``None`` for Adam with lr 1e-3 and weight decay 1e-6, the paper's choice for small sets.
+            Biases and normalisation layers get no weight decay, and no trust ratio under LARS.
+        lr_scaling: ``"linear"``: lr x batch / 256; ``"sqrt"``: lr x sqrt(batch); ``"none"``. The batch is
+            the one over all devices and accumulated steps.
+        lr_schedule: ``"cosine"`` to zero, or ``"constant"``; per optimizer step.
+        warmup: Share of all steps, in [0, 1), that the learning rate rises over.
+        chunk_size: Items that pass the network at a time, so that the batch, and with it the number of
+            negatives, is not limited by the memory for activations. The gradient stays that of the whole
+            batch, at the price of a second forward pass; batch norm sees a chunk as its batch. ``None``
+            for one pass.
+
+    Logs:
+        ``train/loss`` (of several processes that of the first one's anchors), ``train/lr`` each step;
+        ``val/loss`` on held-out items with training augmentation.
+
+    Raises:
+        ConfigError: If an option is unknown or out of range.
+    """
+
+    def __init__(
+        self,
+        backbone: str | nn.Module = "resnet50",
+        cifar_stem: bool = False,
+        projection_head: Literal["imagenet", "cifar", "moco"] | nn.Module = "imagenet",
+        hidden_dim: int | None = None,
+        output_dim: int = 128,
+        optimizer: OptimizerCallable | None = None,
+        lr_scaling: Literal["sqrt", "linear", "none"] = "none",
+        lr_schedule: Literal["cosine", "constant"] = "constant",
+        warmup: float = 0.0,
+        chunk_size: int | None = None,
+    ):
+        super().__init__()
+        record_options(self)
+        check_choice("lr_schedule", lr_schedule, ("cosine", "constant"))
+        check_number("warmup", warmup, "in [0, 1)", "it is a share of all steps")
+        if chunk_size is not None:
+            check_whole(1, chunk_size=chunk_size)
+        check_flags(cifar_stem=cifar_stem)
+        scale_learning_rate(1.0, 1, lr_scaling)  # raises here, not hours later
+        backbone = from_spec(backbone, nn.Module, "backbone")
+        if isinstance(backbone, nn.Module):
+            self.backbone = backbone
+        else:
+            self.backbone = build_backbone(backbone, cifar_stem=cifar_stem)
+        self.projection_head = _head(
+            from_spec(projection_head, nn.Module, "projection_head"), self.backbone, hidden_dim, output_dim
+        )
+        self.optimizer: OptimizerCallable = from_spec(optimizer, torch.optim.Optimizer, "optimizer")
+        if self.optimizer is None:
+            self.optimizer = functools.partial(torch.optim.Adam, lr=1e-3, weight_decay=1e-6)
+        self.lr_scaling = lr_scaling
+        self.lr_schedule = lr_schedule
+        self.warmup = warmup
+        self.chunk_size = chunk_size
+
+    @abstractmethod
+    def loss_of_views(self, views: list[Any]) -> tuple[Tensor, Tensor]:
+        """Return the loss of the views of a batch, and h of those that gradients pass, ``(n, F)``.
+
+        Args:
+            views: Two views of the same B items; h has those of one view after the other.
+        """
+
+    def forward(self, x: Any) -> Tensor:
+        """Return the representation h, shape ``(B, F)``, of a view, such as images ``(B, 3, H, W)``."""
+        h: Tensor = self.backbone(x)
+        return h
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``loss``, and ``h`` ``(views * B, F)`` without a gradient, for callbacks that learn from it.
+
+        A projection that is not finite raises, naming the step.
+        """
+        loss, h = self._loss_and_h(batch)
+        size = image_count(batch)
+        self.log("train/loss", loss, prog_bar=True, batch_size=size)
+        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=size)
+        return {"loss": loss, "h": h.detach()}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the loss of held-out items."""
+        loss, _ = self._loss_and_h(batch)
+        self.log("val/loss", loss, batch_size=image_count(batch), sync_dist=True)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``h`` ``(B, F)``, ``z`` ``(B, D)`` and ``target`` ``(B,)``, -1 for none."""
+        images, labels = images_and_labels(batch)
+        h = self(images)
+        return {"h": h.clone(), "z": self.projection_head(h), "target": labels}
+
+    def configure_optimizers(self) -> Any:
+        """Build the optimizer on groups by module type, and its schedule per step."""
+        modules = {"backbone": self.backbone, "projection_head": self.projection_head}
+        try:
+            optimizer = self.optimizer(parameter_groups(modules))
+        except ValueError as error:  # torch's own checks of lr, betas, ...
+            raise ConfigError(f"optimizer: {error}") from error
+        steps = self.trainer.estimated_stepping_batches  # also sets up the loader that the next line reads
+        batch_size = self.global_batch_size()
+        if batch_size is None and self.lr_scaling != "none":
+            raise ConfigError(
+                "lr_scaling needs the batch size, and the training loader has no batch_size: "
+                "set lr_scaling to 'none' and give the learning rate itself"
+            )
+        for group in optimizer.param_groups:
+            # Plain numbers: a checkpoint cannot hold one of NumPy.
+            group |= {name: _plain(value) for name, value in group.items() if name != "params"}
+            group["lr"] = scale_learning_rate(group["lr"], batch_size or 1, self.lr_scaling)
+        if math.isinf(steps):
+            if self.lr_schedule == "cosine" or self.warmup:
+                raise ConfigError("a cosine or a warm-up needs an end: set trainer.max_epochs or max_steps")
+            return optimizer
+        warmup_steps = round(self.warmup * steps)
+        if self.lr_schedule == "cosine":
+            scheduler: Any = WarmupCosine(optimizer, warmup_steps, int(steps))
+        else:
+            scheduler = WarmupConstant(optimizer, warmup_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def project(self, views: list[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Pass views through backbone and head together, so that batch norm sees them as one batch.
+
+        Args:
+            views: Views of the same B items.
+
+        Returns:
+            h ``(views * B, F)``, one view after the other, without a gradient, and the projections of each
+            view, ``(B, D)``.
+        """
+
+        def encode(view: Any) -> tuple[Tensor, Tensor]:
+            h = self.backbone(view)
+            return h.detach().clone(), self.projection_head(h)  # a copy: the head may work in place
+
+        if self.chunk_size is None or not torch.is_grad_enabled():
+            h, z = encode(concatenate(views))
+            return h, z.chunk(len(views))
+        hs, zs = encode_in_chunks(encode, views, self.chunk_size, [self.backbone, self.projection_head])
+        return torch.cat(hs), zs
+
+    def _loss_and_h(self, batch: Any) -> tuple[Tensor, Tensor]:
+        views = views_of(batch)
+        try:
+            return self.loss_of_views(views)
+        except NumericalError as error:
+            where = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
+            raise NumericalError(f"{where} step {self.global_step}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers, also within tuples, as Python's own."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return to_spec(value) if is_number(value) else value
+
+
+def _head(head: str | nn.Module, backbone: nn.Module, hidden_dim: int | None, output_dim: int) -> nn.Module:
+    if isinstance(head, nn.Module):
+        return head
+    if head == "imagenet":
+        return ProjectionHead.imagenet(feature_dim(backbone), hidden_dim or 2048, output_dim)
+    if head == "cifar":
+        return ProjectionHead.cifar(feature_dim(backbone), hidden_dim or 512, output_dim)
+    if head == "moco":
+        return ProjectionHead.moco(feature_dim(backbone), hidden_dim, output_dim)
+    raise ConfigError(f"projection_head must be 'imagenet', 'cifar', 'moco' or a module, got {head!r}")

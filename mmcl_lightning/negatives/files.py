@@ -1,0 +1,86 @@
+"""What a picture of support vectors shows, as JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from mmcl_lightning.negatives.findings import Selection, SupportVectors
+from mmcl_lightning.svm.negatives import at_bound, is_support
+
+__all__ = ["write_files"]
+
+_FIELDS = ("position", "view", "target", "class", "alpha", "at_bound", "false_negative")
+
+
+def write_files(
+    found: SupportVectors, selection: Selection, path: Path, checkpoint: str | None
+) -> list[Path]:
+    """Write what was found beside the picture.
+
+    Positions are those of the images in the held-out data set, counted from 0.
+
+    Args:
+        found: What was found.
+        selection: Which candidates of it were drawn.
+        path: The picture.
+        checkpoint: Where the weights came from; None if they are random.
+
+    Returns:
+        The JSON file, with the shares and the drawn rows, and the CSV file, with every support vector.
+    """
+    loss = found.criterion
+    summary = {
+        "checkpoint": checkpoint,
+        "kernel": repr(loss.kernel),
+        "solver": repr(loss.solver),
+        "C": loss.C if math.isfinite(loss.C) else None,
+        "reg": loss.reg,
+        "images": len(found.images),
+        "views": len(found.images.views),
+        "stats": {name: value if math.isfinite(value) else None for name, value in found.stats().items()},
+        "queries": [_row(found, selection, query) for query in found.choose_queries(selection.queries)],
+    }
+    files = [path.with_suffix(".json"), path.with_suffix(".csv")]
+    files[0].write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    with files[1].open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("query", "query_target", *_FIELDS))
+        for query in range(len(found.images)):
+            support = is_support(found.alpha[query]).nonzero().squeeze(1).tolist()
+            entries = [_entry(found, query, j) for j in support]
+            own = [int(found.images.positions[query]), int(found.images.targets[query])]
+            writer.writerows([*own, *entry.values()] for entry in entries)
+    return files
+
+
+def _row(found: SupportVectors, selection: Selection, query: int) -> dict[str, Any]:
+    """Describe one row of the picture."""
+    groups = found.columns(query, selection)
+    names = ("strongest", "nearest_others", "random_others")
+    return {
+        "position": int(found.images.positions[query]),
+        "target": int(found.images.targets[query]),
+        "class": found.images.class_name(query),
+        "support_vectors": int(is_support(found.alpha[query]).sum()),
+        **{name: [_entry(found, query, j) for j in group] for name, group in zip(names, groups, strict=True)},
+    }
+
+
+def _entry(found: SupportVectors, query: int, candidate: int) -> dict[str, Any]:
+    """Describe one negative of a query."""
+    view, image = found.place(candidate)
+    alpha = found.alpha[query, candidate]
+    values = (
+        int(found.images.positions[image]),
+        view,
+        int(found.images.targets[image]),
+        found.images.class_name(image),
+        float(alpha),
+        bool(at_bound(alpha, found.problem.C)),
+        found.is_false_negative(query, candidate),
+    )
+    return dict(zip(_FIELDS, values, strict=True))

@@ -1,0 +1,108 @@
+"""Logistic regression on the representation, fitted anew at every readout."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from mmcl_lightning._accuracy import TopAccuracy
+from mmcl_lightning._options import check_number
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.features import FeaturePass
+from mmcl_lightning.metrics.logistic import fit_logistic
+from mmcl_lightning.readouts.base import Readout, epochs
+from mmcl_lightning.readouts.reading import Reading
+
+__all__ = ["LogisticRegression"]
+
+
+class LogisticRegression(Readout):
+    """Fit a logistic regression on h of clean labelled training images and read its accuracy.
+
+    A linear evaluation without a second run: h is standardised by the training images' mean and standard
+    deviation, and the fit goes on to the optimum, so its accuracy has no learning rate and no noise of its
+    own. Unlike :class:`LinearProbe` it trains on nothing but the features of one moment.
+
+    Args:
+        C: Inverse strength of the L2 penalty, > 0; see :func:`~mmcl_lightning.metrics.logistic.fit_logistic`.
+        every_n_epochs: As in :class:`Readout`.
+
+    Reads:
+        h of bank and query; of neither before training.
+
+    Writes:
+        ``logistic/top1``, a share in [0, 1], and the text ``logistic/protocol``. Nothing where the data has
+        no labels, which is said once.
+
+    Raises:
+        ConfigError: If an option is out of range, or the extra ``evaluate`` is not installed.
+    """
+
+    at_start = False
+
+    def __init__(self, C: float = 0.01, every_n_epochs: int | None = None) -> None:
+        super().__init__(every_n_epochs)
+        check_number("C", C, "> 0")
+        if importlib.util.find_spec("scipy") is None:
+            raise ConfigError('LogisticRegression needs SciPy: pip install "mmcl-lightning[evaluate]"')
+        self.C = C
+
+    def reset(self) -> None:
+        """Return to the state before any run."""
+        super().reset()
+        self.top1: float | None = None  # of the last reading
+
+    def needs(self, module: LightningModule) -> dict[str, set[str]]:
+        """Return h of bank and query."""
+        return {"bank": {"h"}, "query": {"h"}}
+
+    def start(self, reading: Reading) -> None:
+        """Check that there are images to read."""
+        reading.loaders("logistic regression", "bank", "query")
+
+    def compute(self, reading: Reading) -> dict[str, float]:
+        """Return ``logistic/top1``, or nothing where there are no labels."""
+        bank, query = (reading.features(images, "logistic regression") for images in ("bank", "query"))
+        classes = reading.num_classes
+        if bank is None or query is None or classes is None or classes < 2:
+            self.inform_once("the data has no labels of two classes, so there is no logistic regression")
+            return {}
+        x, y = _labelled(bank, reading.module.device)
+        queries, labels = _labelled(query, reading.module.device)
+        std, mean = torch.std_mean(x, dim=0)
+        scale = torch.where(std > 0, 1 / std, 0.0)
+        model = fit_logistic((x - mean) * scale, y, classes, self.C)
+        accuracy = TopAccuracy(classes, queries.device)
+        accuracy.update(model.scores((queries - mean) * scale), labels)
+        self.protocol_texts["logistic/top1"] = (
+            f"logistic regression on standardised h, L2 C={self.C:g}, L-BFGS"
+            f"{'' if model.converged else f' stopped after {model.steps} steps'}, {len(x)} clean training "
+            f"images, {len(queries)} queries"
+        )
+        self.write_once(reading, "logistic/protocol", self.protocol_texts["logistic/top1"])
+        return {"logistic/top1": accuracy.compute()["top1"]}
+
+    def record(self, epoch: int, values: dict[str, float]) -> dict[str, float]:
+        """Say the new value."""
+        if "logistic/top1" in values:
+            self.top1 = values["logistic/top1"]
+            rank_zero_info(f"logistic regression top-1 after {epochs(epoch)}: {self.top1:.3f}")
+        return values
+
+    def summary(self) -> list[str]:
+        """Return the last value in words."""
+        if self.top1 is None:
+            return []
+        return [f"Logistic:     {self.top1:.3f}  ({self.protocol_texts.get('logistic/top1', '')})"]
+
+
+def _labelled(features: FeaturePass, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return h and labels of the labelled rows, all on every process."""
+    rows = features.evenly_spaced(features.features["h"].float(), features.size, device)
+    labels = features.evenly_spaced(features.labels, features.size, device)
+    known = labels >= 0
+    return rows[known], labels[known]
