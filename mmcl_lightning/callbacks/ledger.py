@@ -238,6 +238,8 @@ def _data(trainer: Trainer) -> dict[str, Any]:
     found["held_out"] = "test" if getattr(datamodule, "validation_subset", None) is None else "validation"
     if hasattr(datamodule, "fingerprint"):
         found["fingerprint"] = datamodule.fingerprint()
+    if hasattr(datamodule, "description"):
+        found["read_as"] = datamodule.description().partition(": ")[2]  # without the place
     return found
 
 

@@ -28,6 +28,10 @@ class ImageSource(ABC):
     def image(self, index: int) -> Image.Image:
         """Return image ``index`` in mode RGB."""
 
+    def path(self, index: int) -> str | None:
+        """Return the file of image ``index``, or None where images are not files of their own."""
+        return None
+
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         return self.image(index), int(self.targets[index])
 
@@ -80,6 +84,10 @@ class SubsetSource(ImageSource):
         """Return image ``index`` in mode RGB."""
         return self.source.image(int(self.indices[index]))
 
+    def path(self, index: int) -> str | None:
+        """Return the file of image ``index``, or None."""
+        return self.source.path(int(self.indices[index]))
+
 
 def balanced_subset(targets: IntArray, size: int, seed: int) -> IntArray:
     """Choose images at random, equally many of each class as far as the classes reach.
@@ -101,8 +109,8 @@ def balanced_subset(targets: IntArray, size: int, seed: int) -> IntArray:
         return np.sort(order[:size])
     # Rank the images within their class in random order; taking the lowest ranks deals the classes out.
     rank = np.empty(len(targets), dtype=np.int64)
-    for label in np.unique(targets):
-        members = order[targets[order] == label]
+    by_class = order[np.argsort(targets[order], kind="stable")]
+    for members in np.split(by_class, np.flatnonzero(np.diff(targets[by_class])) + 1):
         rank[members] = np.arange(len(members))
     tie_break = generator.random(len(targets))
     return np.sort(np.lexsort((tie_break, rank))[:size])

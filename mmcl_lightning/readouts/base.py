@@ -22,6 +22,11 @@ class Readout(ABC):
     When that happens, the passes over the images, logging and resuming are the work of
     :class:`~mmcl_lightning.callbacks.Readouts`, which has them all.
 
+    With several processes a :class:`~mmcl_lightning.features.FeaturePass` has this process's share of the
+    images; every process calls :meth:`compute`, returns the same values, and raises the same errors.
+    ``protocol_texts`` and :meth:`write_once` say how a number was measured, :meth:`record` keeps a curve,
+    :meth:`summary` gives the last lines of a run.
+
     Args:
         every_n_epochs: Epochs between two readings; ``None`` for the period that all readouts share.
 

@@ -93,7 +93,7 @@ class KNN(Readout):
         """Return top-1 and top-5 of every protocol, or nothing where there are no labels."""
         bank, query = reading.features("bank", "k-NN"), reading.features("query", "k-NN")
         if bank is None or query is None:
-            self.inform_once("the data has no labels, so there is no k-NN readout")
+            self.inform_once("there are no labelled images to read, so there is no k-NN readout")
             return {}
         if reading.num_classes == 1:
             self.inform_once("all labels are of one class, so k-NN is always right and says nothing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -67,11 +68,14 @@ class LogisticRegression(Readout):
     def compute(self, reading: Reading) -> dict[str, float]:
         """Return ``logistic/top1``, or nothing where there are no labels."""
         bank, query = (reading.features(images, "logistic regression") for images in ("bank", "query"))
-        classes = reading.num_classes
-        if bank is None or query is None or classes is None or classes < 2:
-            self.inform_once("the data has no labels of two classes, so there is no logistic regression")
+        if bank is None or query is None:
+            self.inform_once("there are no labelled images to read, so there is no logistic regression")
             return {}
         x, y = _labelled(bank, reading.module.device)
+        classes = reading.num_classes or (int(y.max()) + 1 if len(y) else 0)
+        if classes < 2:
+            self.inform_once("all labels are of one class, so there is no logistic regression")
+            return {}
         queries, labels = _labelled(query, reading.module.device)
         std, mean = torch.std_mean(x, dim=0)
         scale = torch.where(std > 0, 1 / std, 0.0)
@@ -92,6 +96,14 @@ class LogisticRegression(Readout):
             self.top1 = values["logistic/top1"]
             rank_zero_info(f"logistic regression top-1 after {epochs(epoch)}: {self.top1:.3f}")
         return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last value, for the summary."""
+        return {"top1": self.top1}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the last value."""
+        self.top1 = state_dict.get("top1")  # a checkpoint of an earlier version has none
 
     def summary(self) -> list[str]:
         """Return the last value in words."""

@@ -62,7 +62,7 @@ class Reading:
         module: The module that is trained.
         images: Which images.
         needs: Kinds of features by images, all that this reading will be asked for; see
-            :meth:`Readout.needs`.
+            :meth:`~mmcl_lightning.readouts.base.Readout.needs`.
         epoch: Epochs trained.
     """
 

@@ -89,7 +89,8 @@ def write_report(
             raise ConfigError(f"no run logged {metric!r}; there are {', '.join(sorted(known))}")
     finished, rest = finished_and_others(records)
     rest += [f"* {line}" for line in missing]
-    shown = [metric for metric in metrics or _METRICS if metric in known]
+    others = sorted(metric for metric in known if metric.endswith("/top1") and metric not in _METRICS)
+    shown = [metric for metric in metrics or (*_METRICS, *others) if metric in known]
     out.parent.mkdir(parents=True, exist_ok=True)
     parts, pictures = [f"# {title}\n"], 0
     sections = in_sections(finished)

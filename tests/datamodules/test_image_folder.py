@@ -131,15 +131,12 @@ def test_missing_folder(tmp_path: Path) -> None:
 def test_folder_without_images(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing to see")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no image was found in .*; looked for .bmp, .jpeg, .jpg"):
+    with pytest.raises(DataError, match=r"no image was found in .*; what is there is not read \(.txt: 1\)"):
         folder(tmp_path).setup()
 
 
 def test_layouts_do_not_mix(tmp_path: Path, fake: ModuleType) -> None:
     fake.write_class_folders(tmp_path / "train", classes=2, per_class=2)
-    fake.write_flat(tmp_path / "test", 2)
-    with pytest.raises(DataError, match="has class folders, the other has none"):
-        folder(tmp_path).setup()
     fake.write_flat(tmp_path / "train", 1)
     with pytest.raises(DataError, match=r"holds both images .* and folders of images"):
         folder(tmp_path).setup()
