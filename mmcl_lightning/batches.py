@@ -21,12 +21,14 @@ __all__ = [
     "item_count",
     "labels_of",
     "map_tensors",
+    "names_of",
     "split",
     "views_of",
 ]
 
 _VIEW_KEYS = ("views", "image", "images", "x")
 _IMAGE_KEYS = ("image", "images", "x")
+_NAME_KEYS = ("name", "path", "file", "filename", "index")
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 
 
@@ -158,6 +160,23 @@ def labels_of(batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return next((batch[key] for key in _LABEL_KEYS if key in batch), None)
     return batch[1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
+
+
+def names_of(batch: Any) -> list[str] | Tensor | None:
+    """Return what tells the images of a batch apart: names or positions, one per image, or None.
+
+    Args:
+        batch: ``(images, labels, names, ...)``, or a mapping with them under ``name``, ``path``, ``file``,
+            ``filename`` or ``index``. Names are strings, positions a tensor ``(B,)`` of integers.
+    """
+    if isinstance(batch, Mapping):
+        names = next((batch[key] for key in _NAME_KEYS if key in batch), None)
+    else:
+        names = batch[2] if isinstance(batch, list | tuple) and len(batch) > 2 else None
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return list(names)
+    whole = isinstance(names, Tensor) and names.ndim == 1 and not names.is_floating_point()
+    return names if isinstance(names, Tensor) and whole else None
 
 
 def image_count(batch: Any) -> int:

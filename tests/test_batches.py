@@ -117,6 +117,7 @@ def test_a_module_trains_on_each(batch: Any, tmp_path: Path) -> None:
 def test_a_module_embeds_each(batch: Any, tmp_path: Path) -> None:
     run: Trainer = trainer(tmp_path)
     (found, *_) = run.predict(simclr(), loader(batch))  # type: ignore[misc]
+    assert found.pop("name", ["a"] * 4) == ["a"] * 4
     assert {name: tuple(value.shape) for name, value in found.items()} == {
         "h": (4, 256), "z": (4, 8), "target": (4,),
     }  # fmt: skip

@@ -199,10 +199,10 @@ def test_validate_predict_and_test(trained: Path, folder: Path, capsys: pytest.C
 
     assert main(["predict", *QUICK[1:], f"--ckpt_path={trained}", "--data.eval_batch_size=4"]) is None
     (path,) = folder.rglob("representations.npz")
-    assert f"Wrote {path.relative_to(folder)}: h (10, 256)" in capsys.readouterr().out
+    assert f"Wrote {path.relative_to(folder)}: h (26, 256)" in capsys.readouterr().out
     written = np.load(path)
     data = ShapesDataModule(train_size=16, test_size=10, image_size=16, num_workers=0)
-    images, targets = next(iter(data.predict_dataloader()))
+    images, targets, _ = next(iter(data.predict_dataloader()))
     module = MMCL.load_from_checkpoint(trained).eval()
     with torch.no_grad():
         h = module(images)
@@ -210,6 +210,12 @@ def test_validate_predict_and_test(trained: Path, folder: Path, capsys: pytest.C
     np.testing.assert_allclose(written["h"], h, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(written["z"], z, rtol=1e-5, atol=1e-6)
     assert written["target"].tolist() == targets.tolist()
+    assert written["split"].tolist() == ["train"] * 16 + ["test"] * 10
+    assert written["path"].tolist() == [str(i) for i in (*range(16), *range(10))]
+    assert written["class"].tolist() == [data.class_names[target] for target in targets.tolist()]
+    main(["predict", *QUICK[1:], f"--ckpt_path={trained}", "--data.predict_split=test"])
+    assert len(np.load(path.with_stem("representations_2"))["h"]) == 10
+    assert len(np.load(path)["h"]) == 26
 
     args = ["test", *QUICK[1:], f"--ckpt_path={trained}"]
     assert "MMCL has no test: `validate` gives" in complaint(args, capsys, 1)

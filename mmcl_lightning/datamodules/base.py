@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +25,7 @@ from mmcl_lightning.datamodules.loading import (
     ViewDataset,
     leave_process_group,
 )
-from mmcl_lightning.datamodules.sources import ImageSource
+from mmcl_lightning.datamodules.sources import ImageSource, JoinedSource
 from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import ImageTransform, MultiView, SimCLRTransform
@@ -41,9 +43,9 @@ class SSLDataModule(LightningDataModule):
     Batch:
         ``train_dataloader`` and ``val_dataloader``: ``(views, targets)`` with views a list of two float32
         tensors ``(B, 3, H, W)``, in [0, 1] or normalised as the transform says, and targets int64
-        ``(B,)``, -1 = unlabelled. ``knn_dataloaders`` and ``predict_dataloader``: ``(image, target)``,
-        float32 ``(B, 3, H, W)`` and int64 ``(B,)``, in the order of the data set. With the task
-        ``"classify"`` all batches are ``(image, target)``.
+        ``(B,)``, -1 = unlabelled. ``knn_dataloaders``: ``(image, target)``, float32 ``(B, 3, H, W)`` and
+        int64 ``(B,)``, in the order of the data set; ``predict_dataloader`` with the position besides. With
+        the task ``"classify"`` all batches are ``(image, target)``.
 
     Order and augmentations depend on (seed, epoch, position of the image) alone; see ``loading.py``.
 
@@ -61,8 +63,9 @@ class SSLDataModule(LightningDataModule):
             and let readout and validation loss see them in place of the test images: for choosing options.
             They are not trained on, unless the data set pretrains on more than its labelled images
             (STL-10): there all images stay, without labels.
-        predict_split: Images of ``predict_dataloader``: ``"test"``, or ``"train"`` (the labelled training
-            images, or the unlabelled ones where none is labelled).
+        predict_split: Images of ``predict_dataloader``: ``"all"``, those of the training and the held-out
+            ones; ``"test"``, these alone; ``"train"``, the labelled training images, or the unlabelled ones
+            where none is labelled.
         seed: Order, augmentations and subsets are functions of it.
         train_transform: Augmentation of one view, or a MultiView; None for the data set's own.
         eval_transform: Transform of readout and prediction; None for the data set's own.
@@ -84,7 +87,7 @@ class SSLDataModule(LightningDataModule):
         train_subset: int | None = None,
         test_subset: int | None = None,
         validation_subset: int | None = None,
-        predict_split: Literal["train", "test"] = "test",
+        predict_split: Literal["all", "train", "test"] = "all",
         seed: int = 0,
         train_transform: ImageTransform | nn.Module | None = None,
         eval_transform: ImageTransform | nn.Module | None = None,
@@ -104,7 +107,7 @@ class SSLDataModule(LightningDataModule):
         if seed >= 2**63:
             raise ConfigError(f"seed must be less than 2**63, got {seed}")
         check_choice("task", task, ("pretrain", "classify"))
-        check_choice("predict_split", predict_split, ("train", "test"))
+        check_choice("predict_split", predict_split, ("all", "train", "test"))
         check_choice("augment", augment, ("image", "batch"))
         # Integers of Python: torch's loaders take no others.
         self.batch_size = int(batch_size)
@@ -238,21 +241,56 @@ class SSLDataModule(LightningDataModule):
         splits = self.splits
         return self._eval_loader(splits.pretrain if splits.bank is None else splits.bank)
 
+    def heldout_dataloader(self) -> DataLoader[Any] | None:
+        """Held-out images under the evaluation transform, or None where none is held out."""
+        source = self.splits.heldout if self.splits.query is None else self.splits.query
+        return None if source is None else self._eval_loader(source)
+
     def predict_dataloader(self) -> DataLoader[Any]:
-        """Images of ``predict_split`` under the evaluation transform.
+        """Images of ``predict_split`` under the evaluation transform, ``(image, target, position)``.
+
+        :meth:`rows` says which image stands at a position.
 
         Raises:
             ConfigError: If nothing is held out and ``predict_split`` is ``"test"``.
         """
+        return self._eval_loader(JoinedSource(list(self._predicted().values())), numbered=True)
+
+    def rows(self, positions: Sequence[int]) -> dict[str, list[str]]:
+        """Say which images stand at positions of :meth:`predict_dataloader`.
+
+        Args:
+            positions: The positions.
+
+        Returns:
+            ``path``, relative to ``root`` where it lies below, or the position in its split where images are
+            no files of their own; ``class``, empty without a label; ``split``, train or test.
+        """
+        parts, names = self._predicted(), self.class_names
+        splits, source = list(parts), JoinedSource(list(parts.values()))
+        root = os.path.abspath(os.path.expanduser(getattr(self, "root", None) or ".")) + os.sep
+        found: dict[str, list[str]] = {"path": [], "class": [], "split": []}
+        for position in positions:
+            which, place = source.place(position)
+            path, target = source.path(position), int(source.targets[position])
+            found["path"].append(str(place) if path is None else path.removeprefix(root))
+            found["class"].append("" if target < 0 or names is None else names[target])
+            found["split"].append(splits[which])
+        return found
+
+    def _predicted(self) -> dict[str, ImageSource]:
+        """Return the images of ``predict_split`` by their split."""
         splits = self.splits
+        held = splits.heldout if splits.query is None else splits.query
         if self.predict_split == "train":
-            return self.health_dataloader()
-        source = splits.heldout if splits.query is None else splits.query
-        if source is None:
-            raise ConfigError(
-                "predict_split is 'test', but no image is held out; set predict_split to 'train'"
-            )
-        return self._eval_loader(source)
+            return {"train": splits.pretrain if splits.bank is None else splits.bank}
+        if self.predict_split == "test":
+            if held is None:
+                raise ConfigError(
+                    "predict_split is 'test', but no image is held out; set predict_split to 'train'"
+                )
+            return {"test": held}
+        return {"train": splits.pretrain} | ({} if held is None else {"test": held})
 
     def fingerprint(self) -> dict[str, str]:
         """Return the number of images and a hash of them for each split; see :meth:`Splits.fingerprint`."""
@@ -310,9 +348,11 @@ class SSLDataModule(LightningDataModule):
         """Return what makes a batch of the items; None for torch's own way."""
         return dataset.collate() if isinstance(dataset, RawViewDataset) else None
 
-    def _eval_loader(self, source: ImageSource, share: bool = False) -> DataLoader[Any]:
+    def _eval_loader(
+        self, source: ImageSource, share: bool = False, numbered: bool = False
+    ) -> DataLoader[Any]:
         _, transform = self._transforms()
-        dataset: Dataset[Any] = EvalDataset(source, transform)
+        dataset: Dataset[Any] = EvalDataset(source, transform, numbered)
         sampler = EvenSampler(dataset, self._world_size, self._rank) if share else None
         return DataLoader(
             dataset=dataset,

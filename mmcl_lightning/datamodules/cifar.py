@@ -27,7 +27,7 @@ class CIFAR10DataModule(TorchvisionDataModule):
 
     title = "CIFAR-10"
     kind: ClassVar[type[CIFAR10]] = CIFAR10
-    any_split: ClassVar[dict[str, Any]] = {"train": True}
+    downloads: ClassVar[tuple[dict[str, Any], ...]] = ({"train": True},)
 
     @property
     def class_names(self) -> list[str] | None:

@@ -236,18 +236,23 @@ class EvalDataset(Dataset[Any]):
     Args:
         source: The images.
         transform: From PIL image to tensor, without randomness.
+        numbered: Give the position of the image as a third part.
     """
 
-    def __init__(self, source: ImageSource, transform: Callable[[Image.Image], Tensor]) -> None:
+    def __init__(
+        self, source: ImageSource, transform: Callable[[Image.Image], Tensor], numbered: bool = False
+    ) -> None:
         self.source = source
         self.transform = transform
+        self.numbered = numbered
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | tuple[Tensor, int, int]:
         image, target = self.source[index if index >= 0 else ~index]
-        return self.transform(image), target if index >= 0 else -1
+        item = self.transform(image), target if index >= 0 else -1
+        return (*item, index) if self.numbered else item
 
 
 class ResumableDataLoader(DataLoader[Any]):

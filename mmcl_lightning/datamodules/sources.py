@@ -10,7 +10,15 @@ from PIL import Image
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["ArraySource", "ImageSource", "SubsetSource", "balanced_subset", "take_subset", "without_labels"]
+__all__ = [
+    "ArraySource",
+    "ImageSource",
+    "JoinedSource",
+    "SubsetSource",
+    "balanced_subset",
+    "take_subset",
+    "without_labels",
+]
 
 IntArray = NDArray[np.int64]
 
@@ -87,6 +95,34 @@ class SubsetSource(ImageSource):
     def path(self, index: int) -> str | None:
         """Return the file of image ``index``, or None."""
         return self.source.path(int(self.indices[index]))
+
+
+class JoinedSource(ImageSource):
+    """The images of several sources, one after the other.
+
+    Args:
+        sources: At least one.
+    """
+
+    def __init__(self, sources: list[ImageSource]) -> None:
+        self.sources = sources
+        self.targets = np.concatenate([source.targets for source in sources])
+        self._ends = np.cumsum([len(source) for source in sources])
+
+    def image(self, index: int) -> Image.Image:
+        """Return image ``index`` in mode RGB."""
+        which, position = self.place(index)
+        return self.sources[which].image(position)
+
+    def path(self, index: int) -> str | None:
+        """Return the file of image ``index``, or None."""
+        which, position = self.place(index)
+        return self.sources[which].path(position)
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Return which source image ``index`` is of, and its position there."""
+        which = int(np.searchsorted(self._ends, index, side="right"))
+        return which, index - (int(self._ends[which - 1]) if which else 0)
 
 
 def balanced_subset(targets: IntArray, size: int, seed: int) -> IntArray:

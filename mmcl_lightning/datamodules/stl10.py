@@ -43,7 +43,7 @@ class STL10DataModule(TorchvisionDataModule):
 
     title = "STL-10"
     kind = STL10
-    any_split: ClassVar[dict[str, Any]] = {"split": "test"}
+    downloads: ClassVar[tuple[dict[str, Any], ...]] = ({"split": "test"},)
 
     def __init__(
         self,

@@ -28,9 +28,9 @@ class TorchvisionDataModule(SSLDataModule):
     title: ClassVar[str]
     """Name of the data set in messages."""
     kind: ClassVar[Any]
-    """The torchvision class, which lists its files in ``train_list`` and ``test_list``."""
-    any_split: ClassVar[dict[str, Any]]
-    """Arguments of the class that open a split, with which the archive is downloaded."""
+    """The torchvision class."""
+    downloads: ClassVar[tuple[dict[str, Any], ...]]
+    """Arguments of the class for the splits that together download everything."""
 
     def __init__(self, root: str = "data", download: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -39,8 +39,23 @@ class TorchvisionDataModule(SSLDataModule):
 
     def prepare_data(self) -> None:
         """Download the archive, if asked to; Lightning calls this in one process only."""
-        if self.download:
-            self.open_split(download=True, **self.any_split)
+        for split in self.downloads if self.download else ():
+            self.open_split(download=True, **split)
+
+    def files(self, **split: Any) -> list[tuple[Path, str | None]]:
+        """Return the official files that a split needs, each with its MD5 sum or None.
+
+        Of a torchvision class with ``base_folder``, ``train_list`` and ``test_list`` they are these; another
+        one overrides it.
+
+        Args:
+            **split: Arguments of the torchvision class.
+        """
+        folder = Path(self.root).expanduser().absolute() / self.kind.base_folder
+        listed = [*self.kind.train_list, *self.kind.test_list]
+        meta = getattr(self.kind, "meta", None)
+        named = [] if meta is None else [(folder / meta["filename"], None)]
+        return [*((folder / file, md5) for file, md5 in listed), *named]
 
     def open_split(self, download: bool = False, **split: Any) -> Any:
         """Open a split, with one error that names the file, the folder and the remedy.
@@ -52,25 +67,20 @@ class TorchvisionDataModule(SSLDataModule):
         Raises:
             DataError: If a file is missing or damaged, or the download failed.
         """
-        folder = Path(self.root).expanduser().absolute() / self.kind.base_folder
         try:
             return self.kind(self.root, download=download, **split)
         except (OSError, RuntimeError, EOFError) as error:
             action = f"the download failed ({error})" if download else "--data.download true fetches it"
-            problem = _first_problem(self.kind, folder)
-            problem = problem or f"the files in {folder} could not be read ({error})"
+            problem = _first_problem(self.files(**split)) or f"the files cannot be read ({error})"
             raise DataError(f"{self.title}: {problem}; {action}") from error
 
 
-def _first_problem(kind: Any, folder: Path) -> str | None:
-    if not folder.is_dir():
-        return f"the folder {folder} is missing"
-    for file, md5 in [*kind.train_list, *kind.test_list]:
-        if not (folder / file).is_file():
-            return f"the file {folder / file} is missing"
-        if not check_integrity(str(folder / file), md5):
-            return f"the file {folder / file} is damaged (its MD5 sum is not the published one)"
-    meta = getattr(kind, "meta", None)
-    if meta is not None and not (folder / meta["filename"]).is_file():
-        return f"the file {folder / meta['filename']} is missing"
+def _first_problem(files: list[tuple[Path, str | None]]) -> str | None:
+    for file, md5 in files:
+        if not file.parent.is_dir():
+            return f"the folder {file.parent} is missing"
+        if not file.is_file():
+            return f"the file {file} is missing"
+        if md5 is not None and not check_integrity(str(file), md5):
+            return f"the file {file} is damaged (its MD5 sum is not the published one)"
     return None

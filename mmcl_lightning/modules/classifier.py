@@ -19,7 +19,7 @@ from mmcl_lightning._accuracy import TopAccuracy
 from mmcl_lightning._lightning import replace_hyperparameters
 from mmcl_lightning._options import check_choice, check_number
 from mmcl_lightning._specs import to_spec
-from mmcl_lightning.batches import images_and_labels
+from mmcl_lightning.batches import images_and_labels, names_of
 from mmcl_lightning.distributed import gather_objects
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.models import feature_dim
@@ -188,11 +188,12 @@ class ClassifierModule(ResumableModule):
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``h`` ``(B, F)``, ``scores`` ``(B, classes)`` and ``target`` ``(B,)``, -1 for none."""
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Return ``h`` ``(B, F)``, ``scores`` ``(B, classes)``, ``target`` ``(B,)``; ``name`` if given."""
         images, labels = images_and_labels(batch)
         h = self(images)
-        return {"h": h, "scores": self.scores(h), "target": labels}
+        found = {"h": h, "scores": self.scores(h), "target": labels}
+        return found if (names := names_of(batch)) is None else {**found, "name": names}
 
     def scores(self, h: Tensor) -> Tensor:
         """Return the scores ``(B, classes)`` of representations ``(B, F)``."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmcl_lightning._options import check_choice, check_flags, check_number, check_whole, is_number
 from mmcl_lightning._specs import from_spec, to_spec
-from mmcl_lightning.batches import concatenate, image_count, images_and_labels, views_of
+from mmcl_lightning.batches import concatenate, image_count, images_and_labels, names_of, views_of
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
 from mmcl_lightning.modules.chunked import encode_in_chunks
@@ -127,11 +127,12 @@ class PretrainingModule(ResumableModule):
         loss, _ = self._loss_and_h(batch)
         self.log("val/loss", loss, batch_size=image_count(batch), sync_dist=True)
 
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``h`` ``(B, F)``, ``z`` ``(B, D)`` and ``target`` ``(B,)``, -1 for none."""
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Return ``h`` ``(B, F)``, ``z`` ``(B, D)``, ``target`` ``(B,)``; ``name`` if the batch has it."""
         images, labels = images_and_labels(batch)
         h = self(images)
-        return {"h": h.clone(), "z": self.projection_head(h), "target": labels}
+        found = {"h": h.clone(), "z": self.projection_head(h), "target": labels}
+        return found if (names := names_of(batch)) is None else {**found, "name": names}
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer on groups by module type, and its schedule per step."""

@@ -106,7 +106,7 @@ def held_out_loader(datamodule: Any, views: Literal["augmented", "clean"]) -> It
         datamodule: A datamodule, or None.
         views: ``"augmented"``: that of ``val_dataloader()``, two views of each image, or the next where
             there is none. ``"clean"``: the queries of ``knn_dataloaders()``, or, without labels,
-            ``predict_dataloader()``; one view under the evaluation transform.
+            ``heldout_dataloader()`` or ``predict_dataloader()``; one view under the evaluation transform.
 
     Raises:
         ConfigError: If there is none of them.
@@ -121,6 +121,8 @@ def held_out_loader(datamodule: Any, views: Literal["augmented", "clean"]) -> It
         loaders = datamodule.knn_dataloaders()
         if loaders is not None:
             return loaders[1]  # type: ignore[no-any-return]
+    if hasattr(datamodule, "heldout_dataloader") and (clean := datamodule.heldout_dataloader()) is not None:
+        return clean  # type: ignore[no-any-return]
     if _has(datamodule, "predict_dataloader"):
         return datamodule.predict_dataloader()  # type: ignore[no-any-return]
     raise ConfigError(

@@ -172,7 +172,13 @@ def test_no_readout_without_labels(tmp_path: Path, caplog: pytest.LogCaptureFixt
     run.fit(mmcl(), data)
     assert readout.curve == []
     assert not any(name.startswith("knn") for name in run.callback_metrics)
-    assert sum("no labelled images to read, so there is no k-NN" in record.getMessage() for record in caplog.records) == 1
+    assert (
+        sum(
+            "no labelled images to read, so there is no k-NN" in record.getMessage()
+            for record in caplog.records
+        )
+        == 1
+    )
 
 
 def test_curve_and_best_go_on_after_a_resume(tmp_path: Path) -> None:

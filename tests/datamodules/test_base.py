@@ -83,7 +83,7 @@ def trainer(path: Path, **options: Any) -> pl.Trainer:
         ({"image_size": "8"}, "image_size must be an integer >= 8, got '8'"),
         ({"train_size": 8.0}, "train_size must be an integer >= 2, got 8.0"),
         ({"augment": "gpu"}, "augment must be 'image' or 'batch', got 'gpu'"),
-        ({"predict_split": "val"}, "predict_split must be 'train' or 'test', got 'val'"),
+        ({"predict_split": "val"}, "predict_split must be 'all', 'train' or 'test', got 'val'"),
     ],
 )
 def test_options_are_checked(options: dict, message: str) -> None:
@@ -259,7 +259,7 @@ def test_lightning_can_overfit_and_predict(tmp_path: Path) -> None:
 
     data = shapes(eval_batch_size=8)
     predicted = torch.cat(trainer(tmp_path, enable_checkpointing=False).predict(Predictor(), data))
-    assert predicted.tolist() == data.splits.query.targets.tolist()
+    assert predicted.tolist() == [*data.splits.bank.targets, *data.splits.query.targets]
 
 
 def test_yaml_builds_a_data_module_with_its_transforms() -> None:

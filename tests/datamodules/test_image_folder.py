@@ -57,8 +57,9 @@ def test_nothing_held_out(tmp_path: Path, fake: ModuleType) -> None:
     assert len(data.splits.pretrain) == 8
     assert data.val_dataloader() == []
     assert data.knn_dataloaders() is None
+    assert len(data.predict_dataloader().dataset) == 8
     with pytest.raises(ConfigError, match="set predict_split to 'train'"):
-        data.predict_dataloader()
+        folder(tmp_path, holdout=0.0, predict_split="test").predict_dataloader()
 
 
 @pytest.mark.parametrize("below", [".", "train"])
@@ -73,7 +74,8 @@ def test_flat_folder_is_unlabelled(tmp_path: Path, fake: ModuleType, below: str)
     assert len(data.splits.pretrain) == 10
     assert len(data.splits.heldout) == 2
     assert len(next(iter(data.val_dataloader()))[1]) == 2
-    assert len(data.predict_dataloader().dataset) == 2
+    assert len(data.heldout_dataloader().dataset) == 2
+    assert len(data.predict_dataloader().dataset) == 12
 
 
 def test_large_images_take_the_imagenet_recipe(tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ def test_cifar10_batches(cifar10_root: Path) -> None:
     assert data.class_names[9] == "truck"
 
 
-@pytest.mark.parametrize(("split", "expected"), [("train", 100), ("test", 20)])
+@pytest.mark.parametrize(("split", "expected"), [("train", 100), ("test", 20), ("all", 120)])
 def test_predict_split(cifar10_root: Path, split: str, expected: int) -> None:
     data = CIFAR10DataModule(root=str(cifar10_root), num_workers=0, predict_split=split)
-    assert sum(len(targets) for _, targets in data.predict_dataloader()) == expected
+    assert sum(len(targets) for _, targets, _ in data.predict_dataloader()) == expected
 
 
 def test_evaluation_images_are_the_stored_pixels(cifar10_root: Path) -> None:
