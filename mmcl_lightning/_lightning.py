@@ -77,9 +77,10 @@ def has_trained(trainer: Trainer) -> bool:
 
 
 def is_last_epoch(trainer: Trainer) -> bool:
-    """Whether the training ends with the current epoch."""
-    epoch = trainer.current_epoch + 1
-    return trainer.should_stop or epoch == trainer.max_epochs or trainer.global_step == trainer.max_steps
+    """Whether the training ends with the current epoch, as far as it is known yet."""
+    epoch, step = trainer.current_epoch + 1, trainer.global_step
+    enough = epoch >= (trainer.min_epochs or 0) and step >= (trainer.min_steps or 0)
+    return (trainer.should_stop and enough) or epoch == trainer.max_epochs or step == trainer.max_steps
 
 
 def is_training_done(trainer: Trainer) -> bool:

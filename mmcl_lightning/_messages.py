@@ -48,7 +48,19 @@ def class_names() -> set[str]:
     return {name for home in homes for name in home.__all__}
 
 
+_NO_SUBCLASS = r"Not a valid subclass of (\w+) Subclass types expect one of: .*?implicit class_path\)"
+#: Callbacks of an earlier version, and where their options are now.
+_MOVED = {
+    "HealthPanel": "health",
+    "LogisticReadout": "logistic",
+    "OnlineLinearProbe": "probe",
+    "SupportVectorGrid": "support_vectors",
+}
+
+
 def _unknown_class(match: re.Match[str]) -> str:
+    if match[1] in ("true", "True"):
+        return "expected options, such as {} for the defaults, got true"
     if match[1] in class_names():
         return f"{match[1]} is of another kind than this option takes"
     near = difflib.get_close_matches(match[1], class_names(), n=1)
@@ -80,9 +92,15 @@ def main_message(message: str) -> str:
     if not lines:
         return message
     where = f"{'.'.join(keys)}: " if keys else ""
+    moved = re.search(rf"\b({'|'.join(_MOVED)})\b", message)
+    if moved and "callbacks" in where:
+        return f"{where}{moved[1]} is a readout, no callback: give its options as readouts.{_MOVED[moved[1]]}"
     text = " ".join(dict.fromkeys(lines))
     text = re.sub(r"Expected a dot import path string: (\S+)", _unknown_class, text)
     text = re.sub(r"(\S+): Option '(\w+)' is not accepted", _unknown_option, text)
+    text = re.sub(
+        _NO_SUBCLASS, r"expected a \1: its options, such as {} for its defaults, or a class_path", text
+    )
     text = re.sub(r"<class '(\w+)'>", r"\1", text)
     text = re.sub(r"typing\.Literal\[(.+?)\]", lambda match: match[1].replace(", ", " or "), text)
     text = re.sub(r"(Expected a [^.]+?) Expected a ", r"\1 or ", text).replace("Expected a ", "Expected ")

@@ -15,6 +15,7 @@ from torch import Tensor
 from mmcl_lightning.errors import DataError, ShapeError
 
 __all__ = [
+    "class_indices",
     "concatenate",
     "image_count",
     "images_and_labels",
@@ -104,15 +105,21 @@ def concatenate(views: Sequence[Any]) -> Any:
 def split(view: Any, size: int) -> list[Any]:
     """Cut a view into parts of ``size`` items, the last one perhaps smaller.
 
+    No item is left alone where the part before it can give one: batch norm needs two.
+
     Args:
         view: A tensor ``(B, ...)``, or lists, tuples and mappings of such.
         size: Items of a part, >= 1.
     """
+    count = item_count(view)
+    ends = [*range(size, count, size), count]
+    if size > 2 and count > size and count % size == 1:
+        ends[-2] -= 1
 
-    def part(start: int) -> Any:
-        return map_tensors(lambda x: x[start : start + size], view)
+    def part(start: int, end: int) -> Any:
+        return map_tensors(lambda x: x[start:end], view)
 
-    return [part(start) for start in range(0, item_count(view), size)]
+    return [part(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def images_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
@@ -140,15 +147,28 @@ def images_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
         )
     if labels is None:
         return images, torch.full((len(images),), -1, device=images.device)
+    targets = class_indices(labels)
+    if len(targets) != len(images):
+        raise ShapeError(f"expected labels ({len(images)},), got ({len(targets)},)")
+    return images, targets
+
+
+def class_indices(labels: Any) -> Tensor:
+    """Return labels as class indices ``(B,)``, int64.
+
+    Args:
+        labels: Integers of any type, as a tensor ``(B,)`` or ``(B, 1)``, or as a list.
+
+    Raises:
+        DataError: If they are no integers.
+    """
     try:
         targets = torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"labels must be integers, got {type(labels).__name__}: {error}") from error
     if targets.is_floating_point() or targets.is_complex():
         raise DataError(f"labels must be integers, got {targets.dtype}")
-    if targets.numel() != len(images):
-        raise ShapeError(f"expected labels ({len(images)},), got {tuple(targets.shape)}")
-    return images, targets.flatten().long()
+    return targets.flatten().long()
 
 
 def labels_of(batch: Any) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -23,7 +23,7 @@ from mmcl_lightning._checkpoints import newest_checkpoint, read_file
 from mmcl_lightning._lightning import has_saved
 from mmcl_lightning._messages import class_names, filter_warnings, main_message, plain_message
 from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
-from mmcl_lightning.callbacks.progress import progress_bar
+from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules.export import export
 from mmcl_lightning.negatives.command import InspectingTrainer
@@ -126,12 +126,15 @@ class MMCLCLI(LightningCLI):
             raise ConfigError(f"trainer.accumulate_grad_batches must be an integer >= 1, got {batches}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        """Build the trainer, with our progress bar in place of Lightning's."""
+        """Build the trainer, with our progress bar in place of Lightning's, or lines without a terminal."""
         trainer: Any = super().instantiate_trainer(**kwargs)
         callbacks: list[Any] = trainer.callbacks
         for index, callback in enumerate(callbacks):
             if type(callback) in (RichProgressBar, TQDMProgressBar):  # a subclass is the user's own
                 callbacks[index] = progress_bar()
+        bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        if self.subcommand == "fit" and not (bar and sys.stderr.isatty()):
+            callbacks.append(EpochLines())
         return trainer
 
     def after_instantiate_classes(self) -> None:

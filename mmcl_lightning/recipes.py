@@ -119,9 +119,10 @@ def _read(path: str) -> dict[str, Any]:
         raise ConfigError(f"{path} must have options such as 'trainer: {{max_epochs: 10}}', and has {found}")
     if "variants" in content:
         raise ConfigError(f"{path} is a study, not a configuration of one run: mmcl sweep {path}")
-    empty = [
-        str(name) for name, value in content.items() if value is None and name in ("trainer", "model", "data")
-    ]
-    if empty:
-        raise ConfigError(f"{path}: nothing stands below {empty[0]}: indent its options, or leave it out")
+    for name in ("trainer", "model", "data", "readouts"):
+        value = content.get(name, {})
+        if value is None:
+            raise ConfigError(f"{path}: nothing stands below {name}: indent its options, or leave it out")
+        if not isinstance(value, dict) and name in ("trainer", "readouts"):
+            raise ConfigError(f"{path}: below {name} stand options such as 'name: value', got {value!r}")
     return content

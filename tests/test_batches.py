@@ -12,7 +12,7 @@ from runs import mmcl, simclr, trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mmcl_lightning.batches import image_count, images_and_labels, labels_of, views_of
+from mmcl_lightning.batches import concatenate, image_count, images_and_labels, labels_of, split, views_of
 from mmcl_lightning.errors import DataError, ShapeError
 
 A, B = torch.rand(4, 3, 16, 16), torch.rand(4, 3, 16, 16)
@@ -122,3 +122,24 @@ def test_a_module_embeds_each(batch: Any, tmp_path: Path) -> None:
         "h": (4, 256), "z": (4, 8), "target": (4,),
     }  # fmt: skip
     assert isinstance(found["target"], Tensor)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "expected"),
+    [
+        (8, 4, [4, 4]),
+        (9, 4, [4, 3, 2]),
+        (5, 4, [3, 2]),
+        (7, 3, [3, 2, 2]),
+        (3, 2, [2, 1]),
+        (1, 4, [1]),
+        (4, 9, [4]),
+    ],
+)
+def test_no_item_is_left_alone_where_another_can_go_with_it(
+    count: int, size: int, expected: list[int]
+) -> None:
+    view = {"a": torch.arange(count), "b": [torch.arange(2 * count).view(count, 2)]}
+    parts = split(view, size)
+    assert [len(part["a"]) for part in parts] == expected
+    assert torch.equal(concatenate(parts)["b"][0], view["b"][0])

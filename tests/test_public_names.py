@@ -14,7 +14,7 @@ import mmcl_lightning
 
 #: Names that users may rely on. A removal breaks their code: deprecate first, and say so in CHANGELOG.md.
 PUBLIC = {
-    "batches": "concatenate image_count images_and_labels item_count labels_of map_tensors "
+    "batches": "class_indices concatenate image_count images_and_labels item_count labels_of map_tensors "
     "names_of split views_of",
     "callbacks": "Ledger OnlineKNN Readouts RepresentationWriter ResumableCheckpoint SVMSolverCallback "
     "Throughput",

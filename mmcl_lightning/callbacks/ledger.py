@@ -171,6 +171,11 @@ class _Recorder(Logger):
         """Return the trainer's folder."""
         return None if self.trainer is None else self.trainer.default_root_dir
 
+    @property
+    def experiment(self) -> Any:
+        """Something that takes every call and does nothing, for callbacks that write to any logger."""
+        return _Nothing()
+
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Keep nothing: the configuration is in the record anyway."""
 
@@ -192,6 +197,16 @@ class _Recorder(Logger):
         batches = self.trainer.num_training_batches / max(1, self.trainer.accumulate_grad_batches)
         epochs = steps / batches if batches and batches != float("inf") else 0.0
         return [round(epochs, 3), steps, round(self.owner.seconds, 2), _short(value)]
+
+
+class _Nothing:
+    """Has every attribute, and takes every call."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
 
 
 def _short(value: float) -> float:

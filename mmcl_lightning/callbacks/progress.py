@@ -5,31 +5,30 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.utilities import rank_zero_info
 
 from mmcl_lightning._lightning import rich_is_installed
 
-__all__ = ["RichBar", "TextBar", "progress_bar"]
+__all__ = ["EpochLines", "RichBar", "TextBar", "progress_bar"]
 
 #: Logged metrics, and what the bar calls them.
 _SHOWN = {"train/loss": "loss", "knn/top1": "k-NN", "val/top1": "top-1"}
 
 
-class _FewMetrics(ProgressBar):
-    """Loss, k-NN accuracy, images per second and the time left of the whole run."""
+class _RunMetrics:
+    """Loss, accuracies, images per second and the time left of the whole run, in words."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self) -> None:
         self._start: tuple[float, int] | None = None  # time and step of this session's first batch
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def start(self, trainer: Trainer) -> None:
         """Start the clock."""
-        super().on_train_start(trainer, pl_module)
         self._start = time.monotonic(), trainer.global_step
 
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Return what the bar shows; everything else is in TensorBoard."""
+    def read(self, trainer: Trainer) -> dict[str, Any]:
+        """Return what to show; everything else is in TensorBoard."""
         logged = trainer.callback_metrics
         shown: dict[str, Any] = {
             short: f"{float(logged[name]):.3f}" for name, short in _SHOWN.items() if name in logged
@@ -51,6 +50,41 @@ class _FewMetrics(ProgressBar):
         if done < 1 or total == float("inf"):
             return None
         return (time.monotonic() - since) / done * max(0.0, total - trainer.global_step)
+
+
+class _FewMetrics(ProgressBar):
+    """A bar with the metrics of a run that one looks at."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._run = _RunMetrics()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        super().on_train_start(trainer, pl_module)
+        self._run.start(trainer)
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Return what the bar shows."""
+        return self._run.read(trainer)
+
+
+class EpochLines(Callback):
+    """A line after every epoch, where there is no terminal for a bar: loss, accuracies, speed, time left."""
+
+    def __init__(self) -> None:
+        self._run = _RunMetrics()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._run.start(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the line."""
+        epochs = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None
+        place = f"epoch {trainer.current_epoch + 1}{f' of {epochs}' if epochs else ''}"
+        values = ", ".join(f"{name} {value}" for name, value in self._run.read(trainer).items())
+        rank_zero_info(f"{place}, step {trainer.global_step}{': ' if values else ''}{values}")
 
 
 class TextBar(_FewMetrics, TQDMProgressBar):

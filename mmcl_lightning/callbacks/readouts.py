@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
 from mmcl_lightning._lightning import has_trained, is_last_epoch
 from mmcl_lightning._options import check_flags, check_whole
@@ -35,6 +34,16 @@ _OTHERS = {
     "logistic": "LogisticReadout",
     "probe": "OnlineLinearProbe",
     "health": "HealthPanel",
+}
+
+
+_KINDS: dict[str, type[Readout]] = {
+    "knn": KNN,
+    "logistic": LogisticRegression,
+    "probe": LinearProbe,
+    "health": Health,
+    "support_vectors": SupportVectorGrid,
+    "embedding": Embedding,
 }
 
 
@@ -106,15 +115,20 @@ class Readouts(Callback):
         self.images = ImagesToRead(
             bank_loader, query_loader, view_loader, num_classes, bank_device, bank_dtype
         )
-        named = {
+        named: dict[str, Any] = {
             "knn": knn, "logistic": logistic, "probe": probe, "health": health,
             "support_vectors": support_vectors, "embedding": embedding,
         }  # fmt: skip
         self.readouts: dict[str, Readout] = {
-            name: readout for name, readout in named.items() if readout is not None
+            name: _checked(name, readout, _KINDS[name])
+            for name, readout in named.items()
+            if readout is not None
         }
+        if not isinstance(others or [], list | tuple):
+            raise ConfigError(f"others must be a list of readouts, got {type(others).__name__}")
         for readout in others or []:
-            self.readouts[_free_name(type(readout).__name__, self.readouts)] = readout
+            name = _free_name(type(readout).__name__, self.readouts)
+            self.readouts[name] = _checked("others", readout, Readout)  # type: ignore[type-abstract]
         self._forget()
 
     def _forget(self) -> None:
@@ -122,9 +136,9 @@ class Readouts(Callback):
         for readout in self.readouts.values():
             readout.reset()
         self._values: dict[str, dict[str, float]] = {}  # the latest of each readout
-        self._interrupted: set[str] = (
-            set()
-        )  # readouts that an error or a signal cut off: a resume repeats them
+        self._epoch = 0  # that ended last in this session
+        self._read_after_it: set[str] = set()
+        self._interrupted: set[str] = set()  # an error or a signal cut them off: a resume repeats them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget another run; a checkpoint, which is read after this, brings back its own.
@@ -135,11 +149,13 @@ class Readouts(Callback):
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         everyone = [part for part in callbacks if isinstance(part, Readouts)] or [self]
         kinds = [type(readout) for part in everyone for readout in part.readouts.values()]
-        twice = sorted({kind.__name__ for kind in kinds if kinds.count(kind) > 1})
+        ours = [kind for kind in kinds if kind.__module__.startswith("mmcl_lightning.")]
+        twice = sorted({kind.__name__ for kind in ours if ours.count(kind) > 1})
         if twice:
             raise ConfigError(
                 f"expected one readout of a kind, got several of {', '.join(twice)}, which write under the "
-                "same names: keep one; KNN(protocols=...) reads several protocols"
+                "same names: keep one, in trainer.callbacks or in readouts (null leaves one out there); "
+                "KNN(protocols=...) reads several protocols"
             )
         if stage == "fit" and not has_trained(trainer):
             self._forget()
@@ -154,9 +170,7 @@ class Readouts(Callback):
         for readout in self.readouts.values():
             readout.start(reading)
         for name, readout in due.items():
-            values = self._read(name, readout, reading)
-            for logger in trainer.loggers:
-                logger.log_metrics(values, step=trainer.global_step)
+            self._write(trainer, self._read(name, readout, reading))
         for name, value in self._latest().items():
             trainer.callback_metrics[name] = torch.tensor(value)
 
@@ -164,21 +178,24 @@ class Readouts(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Hand the representations of the batch to the readouts that learn from them."""
+        if outputs is None or outputs == {}:  # the step was skipped
+            return
         h = outputs.get("h") if isinstance(outputs, dict) else None
         for readout in self.readouts.values():
-            readout.train_batch(trainer, pl_module, h if isinstance(h, Tensor) else None, batch)
+            readout.train_batch(trainer, pl_module, h, batch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read what is due."""
-        epoch, last = trainer.current_epoch + 1, is_last_epoch(trainer)
-        due = {
-            name: readout for name, readout in self.readouts.items()
-            if readout.is_due(epoch, last, readout.every_n_epochs or self.every_n_epochs)
-        }  # fmt: skip
-        self._interrupted |= due.keys()
-        reading = self._reading(trainer, pl_module, due, epoch)
-        for name, readout in due.items():
-            _log(pl_module, self._read(name, readout, reading))
+        self._epoch = trainer.current_epoch + 1
+        self._read_after_it = set()
+        for values in self._read_due(trainer, pl_module, is_last_epoch(trainer)):
+            _log(pl_module, values)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Read what is due after the last epoch, where another callback ended the run after this one."""
+        if self._epoch:
+            for values in self._read_due(trainer, pl_module, last=True):
+                self._write(trainer, values)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say so where the last reading was cut off and no step was left, so that nothing made up for it."""
@@ -210,6 +227,7 @@ class Readouts(Callback):
         return {
             "values": {name: dict(values) for name, values in self._values.items()},
             "interrupted": sorted(self._interrupted),
+            "read": sorted(name for name, readout in self.readouts.items() if readout.has_read),
             "readouts": {name: readout.state_dict() for name, readout in self.readouts.items()},
         }
 
@@ -221,7 +239,7 @@ class Readouts(Callback):
             if name in state_dict["readouts"]:
                 readout.load_state_dict(state_dict["readouts"][name])
                 values = readout.kept(dict(state_dict["values"].get(name, {})))
-                readout.has_read = bool(values)
+                readout.has_read = bool(values) or name in state_dict.get("read", ())
                 if values:
                     self._values[name] = values
         self._interrupted = set(state_dict["interrupted"]) & self.readouts.keys()
@@ -248,9 +266,35 @@ class Readouts(Callback):
                 needs[images] = needs.get(images, set()) | kinds
         return Reading(trainer, module, self.images, needs, epoch)
 
+    def _read_due(self, trainer: Trainer, module: LightningModule, last: bool) -> Iterator[dict[str, float]]:
+        """Read what is due after the epoch that has ended, and was not read after it."""
+        due = {
+            name: readout for name, readout in self.readouts.items()
+            if name not in self._read_after_it
+            and readout.is_due(self._epoch, last, readout.every_n_epochs or self.every_n_epochs)
+        }  # fmt: skip
+        self._interrupted |= due.keys()
+        reading = self._reading(trainer, module, due, self._epoch)
+        for name, readout in due.items():
+            yield self._read(name, readout, reading)
+            self._read_after_it.add(name)
+
+    def _write(self, trainer: Trainer, values: dict[str, float]) -> None:
+        """Write values where the module cannot log."""
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step)
+        for name, value in values.items():
+            trainer.callback_metrics[name] = torch.tensor(value)
+
     def _read(self, name: str, readout: Readout, reading: Reading) -> dict[str, float]:
-        values = readout.record(reading.epoch, readout.compute(reading))
-        readout.has_read = bool(values)
+        values = readout.compute(reading)
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"compute of {type(readout).__name__} must return a dict of values, which may be empty, got "
+                f"{type(values).__name__}"
+            )
+        values = readout.record(reading.epoch, values)
+        readout.has_read = True
         self._values = {**self._values, name: values} if values else self._values
         self._interrupted.discard(name)
         return values
@@ -272,6 +316,16 @@ def _state_of(states: dict[str, dict[str, Any]]) -> dict[str, Any]:
             merged["interrupted"] += [name] if state.get("owed", False) else []
             merged["readouts"][name] = state
     return merged
+
+
+def _checked(option: str, readout: Any, kind: type[Readout]) -> Readout:
+    """Return a readout, or say what it is instead."""
+    if not isinstance(readout, kind):
+        found = f"the class {readout.__name__}" if isinstance(readout, type) else repr(readout)
+        raise ConfigError(f"{option} must be a {kind.__name__}, such as {kind.__name__}(), got {found}")
+    if not hasattr(readout, "every_n_epochs"):
+        raise ConfigError(f"{type(readout).__name__} must call super().__init__() in its constructor")
+    return readout
 
 
 def _free_name(name: str, taken: dict[str, Readout]) -> str:

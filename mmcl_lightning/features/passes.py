@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl_lightning.batches import images_and_labels
+from mmcl_lightning.batches import images_and_labels, item_count, map_tensors
 from mmcl_lightning.distributed import gather_objects, layout
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.features._sharing import every_nth, share_batches
@@ -115,27 +115,28 @@ def feature_pass(
     return _assemble(stores, torch.cat(labels), counts, dtype, device)
 
 
-def encode(
-    trainer: Trainer, module: LightningModule, images: Tensor, kinds: Iterable[str]
-) -> dict[str, Tensor]:
+def encode(trainer: Trainer, module: LightningModule, images: Any, kinds: Iterable[str]) -> dict[str, Tensor]:
     """Return features of a batch, each ``(B, ...)``; call it within :func:`evaluating`.
 
     Args:
         trainer: The running trainer, for its precision.
         module: As for :func:`feature_pass`.
-        images: Images ``(B, ...)``.
+        images: Images ``(B, ...)``, or a nesting of tensors.
         kinds: Which of ``"h"``, ``"z"``, ``"thumbnail"``.
     """
-    images = trainer.precision_plugin.convert_input(images).to(module.device, non_blocking=True)
+    count = item_count(images)
+    images = map_tensors(
+        lambda x: trainer.precision_plugin.convert_input(x).to(module.device, non_blocking=True), images
+    )
     found = {}
     # Around the network alone: it may set another default type, in which a loader's transforms would work.
     with trainer.precision_plugin.forward_context():
         h = module(images)
-        rows = _rows_of(h, len(images), module)
+        rows = _rows_of(h, count, module)
         if "h" in kinds:
             found["h"] = rows.clone() if "z" in kinds else rows  # the head may work in place
         if "z" in kinds:
-            found["z"] = _rows_of(module.projection_head(h), len(images), module)  # type: ignore[operator]
+            found["z"] = _rows_of(module.projection_head(h), count, module)  # type: ignore[operator]
     if "thumbnail" in kinds:
         size = (_THUMBNAIL, _THUMBNAIL)
         found["thumbnail"] = F.interpolate(images.float(), size, mode="bilinear", antialias=True)

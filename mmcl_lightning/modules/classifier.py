@@ -141,14 +141,15 @@ class ClassifierModule(ResumableModule):
                 f"the checkpoint's classifier has {self.classifier.out_features} classes, the data {classes}"
             )
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the mean cross-entropy of the labelled images of a batch."""
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Return the mean cross-entropy of the labelled images of a batch, and h."""
         images, labels = self._images_and_labels(batch)
         self._labelled = self._labelled or bool((labels >= 0).any())
-        loss = _loss_sum(self.scores(self.represent(images)), labels) / (labels >= 0).sum().clamp_min(1)
+        h = self.represent(images)
+        loss = _loss_sum(self.scores(h), labels) / (labels >= 0).sum().clamp_min(1)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
         self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=len(labels))
-        return loss
+        return {"loss": loss, "h": h.detach()}
 
     def on_train_epoch_end(self) -> None:
         """Refuse data from which nothing can be learnt."""

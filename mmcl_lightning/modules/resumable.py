@@ -84,6 +84,8 @@ class ResumableModule(LightningModule):
 
     def global_batch_size(self) -> int | None:
         """Images per optimizer step, over all devices and accumulated batches; None if no loader tells."""
+        if self.trainer.train_dataloader is None:  # a run that counts steps alone has not looked at it yet
+            self.trainer.fit_loop.setup_data()
         size = getattr(self.trainer.train_dataloader, "batch_size", None)
         if size is None:
             return None

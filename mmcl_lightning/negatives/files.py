@@ -13,7 +13,7 @@ from mmcl_lightning.svm.negatives import at_bound, is_support
 
 __all__ = ["write_files"]
 
-_FIELDS = ("position", "view", "target", "class", "alpha", "at_bound", "false_negative")
+_FIELDS = ("position", "path", "view", "target", "class", "alpha", "at_bound", "false_negative")
 
 
 def write_files(
@@ -48,11 +48,12 @@ def write_files(
     files[0].write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     with files[1].open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("query", "query_target", *_FIELDS))
+        writer.writerow(("query", "query_path", "query_target", *_FIELDS))
         for query in range(len(found.images)):
             support = is_support(found.alpha[query]).nonzero().squeeze(1).tolist()
             entries = [_entry(found, query, j) for j in support]
-            own = [int(found.images.positions[query]), int(found.images.targets[query])]
+            images = found.images
+            own = [int(images.positions[query]), images.path(query), int(images.targets[query])]
             writer.writerows([*own, *entry.values()] for entry in entries)
     return files
 
@@ -63,6 +64,7 @@ def _row(found: SupportVectors, selection: Selection, query: int) -> dict[str, A
     names = ("strongest", "nearest_others", "random_others")
     return {
         "position": int(found.images.positions[query]),
+        "path": found.images.path(query),
         "target": int(found.images.targets[query]),
         "class": found.images.class_name(query),
         "support_vectors": int(is_support(found.alpha[query]).sum()),
@@ -76,6 +78,7 @@ def _entry(found: SupportVectors, query: int, candidate: int) -> dict[str, Any]:
     alpha = found.alpha[query, candidate]
     values = (
         int(found.images.positions[image]),
+        found.images.path(image),
         view,
         int(found.images.targets[image]),
         found.images.class_name(image),

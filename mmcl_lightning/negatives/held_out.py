@@ -31,6 +31,7 @@ class HeldOutImages:
         positions: Where each image stands in its data set, shape ``(N,)``.
         statistics: Mean and std that the views were normalised with, each ``(3, 1, 1)``, or None.
         class_names: Names of the classes by index, or None.
+        paths: File of each image, empty where it is none of its own.
     """
 
     views: tuple[Tensor, ...]
@@ -38,6 +39,11 @@ class HeldOutImages:
     positions: Tensor
     statistics: tuple[Tensor, Tensor] | None = None
     class_names: list[str] | None = None
+    paths: tuple[str, ...] = ()
+
+    def path(self, index: int) -> str:
+        """Return the file of an image, or nothing."""
+        return self.paths[index] if self.paths else ""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -162,7 +168,10 @@ def take_images(loader: Iterable[Any], count: int, seed: int, datamodule: Any = 
     if len(targets) < 2:
         raise DataError("one held-out image has no negatives: hold out at least 2")
     names = getattr(datamodule, "class_names", None)
-    return HeldOutImages(views, targets, positions[: len(targets)], _statistics(dataset), names)
+    positions = positions[: len(targets)]
+    source = getattr(dataset, "source", None)  # of a datamodule of ours
+    found = [getattr(source, "path", lambda index: None)(index) or "" for index in positions.tolist()]
+    return HeldOutImages(views, targets, positions, _statistics(dataset), names, tuple(found))
 
 
 def _has(datamodule: Any, hook: str) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 
 from mmcl_lightning._options import check_whole
 from mmcl_lightning.readouts.reading import Reading
@@ -102,13 +101,13 @@ class Readout(ABC):
         """
         return values
 
-    def train_batch(self, trainer: Trainer, module: LightningModule, h: Tensor | None, batch: Any) -> None:  # noqa: B027  # most need none of it
+    def train_batch(self, trainer: Trainer, module: LightningModule, h: Any, batch: Any) -> None:  # noqa: B027  # most need none of it
         """Learn from the representations of a training batch; most readouts do nothing.
 
         Args:
             trainer: The trainer.
             module: The module that is trained.
-            h: What ``training_step`` returned under ``"h"``, ``(views * B, F)``, or None.
+            h: What ``training_step`` returned under ``"h"``, which should be ``(views * B, F)``, or None.
             batch: The batch.
         """
 

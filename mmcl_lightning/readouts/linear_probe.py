@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmcl_lightning._accuracy import TopAccuracy
 from mmcl_lightning._options import check_number
-from mmcl_lightning.batches import labels_of
+from mmcl_lightning.batches import class_indices, labels_of
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.readouts._online_classifier import OnlineClassifier
 from mmcl_lightning.readouts.base import Readout, epochs
@@ -88,29 +88,31 @@ class LinearProbe(Readout):
             return
         self._compare_options()
 
-    def train_batch(self, trainer: Trainer, module: LightningModule, h: Tensor | None, batch: Any) -> None:
+    def train_batch(self, trainer: Trainer, module: LightningModule, h: Any, batch: Any) -> None:
         """Take a step on the representations of this batch."""
         if not self._classes:
             return
         name = type(module).__name__
-        if h is None:
+        if not isinstance(h, Tensor):
+            found = "nothing" if h is None else f"a {type(h).__name__}"
             raise ConfigError(
                 f"the linear probe needs representations: let training_step of {name} return "
-                "{'loss': loss, 'h': h}, h one row per view of each image; or leave the probe out"
+                "{'loss': loss, 'h': h}, h a tensor with one row per view of each image; or leave the probe "
+                f"out. There was {found} under 'h'"
             )
-        targets = labels_of(batch)
-        if targets is None:
+        if (labels := labels_of(batch)) is None:
             raise DataError("the linear probe needs training batches with labels, such as (images, labels)")
+        targets = class_indices(labels).to(h.device)
         if h.ndim != 2 or len(h) % len(targets):
             raise ShapeError(
                 f"the linear probe expected h of shape (views * {len(targets)}, F), one view after the "
                 f"other, got {tuple(h.shape)} from training_step of {name}"
             )
         rows = h.detach().to(torch.float32)
-        labels = targets.repeat(len(h) // len(targets))
-        loss = self._ready(rows).step(rows, labels)
+        repeated = targets.repeat(len(h) // len(targets))
+        loss = self._ready(rows).step(rows, repeated)
         if loss is not None:
-            module.log("probe/loss", loss, on_step=True, batch_size=len(labels))
+            module.log("probe/loss", loss, on_step=True, batch_size=len(repeated))
 
     def compute(self, reading: Reading) -> dict[str, float]:
         """Return ``probe/top1`` and ``probe/top5`` of the query images, or nothing without a classifier."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmcl_lightning._accuracy import TopAccuracy
 from mmcl_lightning._options import check_number
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.features import FeaturePass
 from mmcl_lightning.metrics.logistic import fit_logistic
 from mmcl_lightning.readouts.base import Readout, epochs
@@ -72,11 +72,14 @@ class LogisticRegression(Readout):
             self.inform_once("there are no labelled images to read, so there is no logistic regression")
             return {}
         x, y = _labelled(bank, reading.module.device)
-        classes = reading.num_classes or (int(y.max()) + 1 if len(y) else 0)
+        queries, labels = _labelled(query, reading.module.device)
+        for name, found in (("bank", y), ("query", labels)):
+            if not len(found):
+                raise DataError(f"logistic regression needs labels, and none of the {name} images has one")
+        classes = reading.num_classes or int(torch.cat([y, labels]).max()) + 1
         if classes < 2:
             self.inform_once("all labels are of one class, so there is no logistic regression")
             return {}
-        queries, labels = _labelled(query, reading.module.device)
         std, mean = torch.std_mean(x, dim=0)
         scale = torch.where(std > 0, 1 / std, 0.0)
         model = fit_logistic((x - mean) * scale, y, classes, self.C)

@@ -135,6 +135,8 @@ class Reading:
         Raises:
             ConfigError: As :meth:`loaders`.
         """
+        if images not in self.needs:
+            raise ConfigError(f"{user} reads the {images} images, and its needs() does not say so")
         if images not in self._passes:
             loaders = self.loaders(user, images)
             if loaders is None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
+from runs import Plain, trainer
 
 from mmcl_lightning.callbacks import Ledger, OnlineKNN, Throughput
 from mmcl_lightning.datamodules import ShapesDataModule
@@ -146,3 +147,17 @@ def test_no_logger_no_harm(tmp_path: Path) -> None:
     data = ShapesDataModule(train_size=16, test_size=16, batch_size=8, num_workers=0)
     trainer.fit(MMCL(backbone="conv4", projection_head="cifar"), data)
     assert Record.read(tmp_path / "ledger.json").steps == 1
+
+
+class WritesAnywhere(Callback):
+    """A user's callback that draws with whatever logger there is, as many examples do."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.logger:
+            trainer.logger.experiment.add_histogram("mine", torch.zeros(3), global_step=1)
+            trainer.logger.experiment.config.update({"mine": 1})
+
+
+def test_callbacks_that_write_to_any_logger_work_without_one(tmp_path: Path) -> None:
+    trainer(tmp_path, Ledger(str(tmp_path)), WritesAnywhere()).fit(Plain())
+    assert (tmp_path / "ledger.json").is_file()

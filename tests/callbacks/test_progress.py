@@ -9,7 +9,7 @@ import pytest
 from runs import shapes, simclr, trainer
 
 from mmcl_lightning.callbacks import Readouts, Throughput
-from mmcl_lightning.callbacks.progress import RichBar, TextBar, progress_bar
+from mmcl_lightning.callbacks.progress import EpochLines, RichBar, TextBar, progress_bar
 from mmcl_lightning.readouts import KNN, Health, LinearProbe
 
 
@@ -55,3 +55,13 @@ def test_the_rich_bar_where_rich_is_installed(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(progress_bar(), RichBar)
     monkeypatch.setattr("mmcl_lightning.callbacks.progress.rich_is_installed", lambda: False)
     assert isinstance(progress_bar(), TextBar)
+
+
+def test_lines_where_there_is_no_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = trainer(tmp_path, Readouts(knn=KNN(k=5)), EpochLines(), max_epochs=2)
+    run.fit(simclr(), shapes())
+    said = [text for record in caplog.records if (text := record.getMessage()).startswith("epoch")]
+    assert len(said) == 2
+    pattern = r"epoch {} of 2, step {}: loss \d\.\d{{3}}, k-NN 0\.\d{{3}}, left 00:\d\d"
+    assert re.fullmatch(pattern.format(1, 4), said[0])
+    assert re.fullmatch(pattern.format(2, 8), said[1])

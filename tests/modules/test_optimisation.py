@@ -6,11 +6,12 @@ import functools
 import math
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from runs import Recorder, mmcl, shapes, trainer
+from runs import Recorder, mmcl, shapes, simclr, trainer
 
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.modules import ContrastiveModule
@@ -151,3 +152,11 @@ def test_not_finite_projections_name_the_step_and_leave_the_checkpoint(
     # With save_on_exception, last.ckpt is of the broken step; the latest epoch's own file stays.
     weights = torch.load(tmp_path / "epoch=0-step=4.ckpt", weights_only=True)["state_dict"]
     assert all(value.isfinite().all() for value in weights.values())
+
+
+@pytest.mark.parametrize("limit", [{"max_steps": 3}, {"max_time": {"seconds": 1}, "max_steps": 3}])
+def test_the_batch_size_is_known_where_only_steps_end_the_run(limit: dict[str, Any], tmp_path: Path) -> None:
+    module = simclr(lr_scaling="linear")
+    run = trainer(tmp_path, max_epochs=-1, **limit)
+    run.fit(module, shapes())
+    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3 * 8 / 256)
