@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +18,13 @@ from mmcl_lightning.models import build_backbone
 
 __all__ = ["BackboneFile", "backbone_from", "digests", "load_backbone", "read_backbone"]
 
-#: What stands before a backbone's keys: here and in most libraries, in the paper's code, in older libraries;
+#: What stands before a backbone's keys: here and in most libraries, in the paper's code, MoCo's, others';
 #: nothing in an exported file, even where the network has a part of such a name, as transformers do.
-_PREFIXES = ("backbone.", "convnet.", "encoder.", "")
+_PREFIXES = ("backbone.", "convnet.", "encoder_q.", "encoder.", "")
+#: Where a file has its weights, the usual place first. DINO's files have two networks, and judge the teacher.
+_CONTAINERS = ("state_dict", "model_state_dict", "model", "teacher", "student")
+#: Parts of published files that stand beside the backbone's under the same prefix, and are left out.
+_HEADS = ("fc", "projection_head", "projector", "predictor", "prototypes", "head", "mlp", "classifier")
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,14 @@ class BackboneFile:
         return next(below for prefix in _PREFIXES if (below := self._below(prefix)))
 
     def weights_for(self, backbone: nn.Module) -> dict[str, Tensor]:
-        """The same, of several ways to read the file the one that most weights of ``backbone`` have."""
-        own = backbone.state_dict().keys()
-        return max((self._below(prefix) for prefix in _PREFIXES), key=lambda below: len(own & below.keys()))
+        """The same, below the prefix under which most weights of ``backbone`` are, the usual ones first."""
+        own, found = backbone.state_dict().keys(), Counter(dict.fromkeys(_PREFIXES, 0))
+        for key in self.tensors:
+            parts = key.split(".")
+            for depth in range(len(parts)):
+                if ".".join(parts[depth:]) in own:
+                    found["".join(f"{part}." for part in parts[:depth])] += 1
+        return self._below(max(found, key=lambda prefix: found[prefix]))  # of equals the first
 
     def _below(self, prefix: str) -> dict[str, Tensor]:
         return {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
@@ -54,9 +64,9 @@ class BackboneFile:
 def read_backbone(path: str) -> BackboneFile:
     """Read the backbone out of a checkpoint or a state dict.
 
-    Taken are the keys below ``backbone.`` (also ``convnet.``, the paper's code, or ``encoder.``), or all keys
-    where none has such a prefix: an exported backbone or torchvision's own file. A ``module.`` of
-    DistributedDataParallel before all keys goes first.
+    Taken are the keys below ``backbone.`` (also ``convnet.``, the paper's code, ``encoder_q.``, MoCo's, or
+    ``encoder.``), or all keys where none has such a prefix: an exported backbone or torchvision's own file. A
+    ``module.`` of DistributedDataParallel before all keys, and what torch.compile adds, go first.
 
     Args:
         path: A Lightning checkpoint, a dict with a ``state_dict``, or a state dict, from ``torch.save``.
@@ -65,24 +75,24 @@ def read_backbone(path: str) -> BackboneFile:
         ConfigError: If the file is missing or damaged, or holds no weights.
     """
     content = read_file(path, "weights")
-    found = content.get("state_dict", content) if isinstance(content, dict) else None
-    named = found.items() if isinstance(found, dict) else []
-    tensors = {k: v for k, v in named if isinstance(k, str) and isinstance(v, Tensor) and _is_plain(v)}
+    known = content if isinstance(content, dict) else {}
+    places = [*(known[name] for name in _CONTAINERS if name in known), known]
+    tensors = next((found for place in places if (found := _tensors(place))), {})
     if not tensors:
         raise ConfigError(f"{path} holds no weights: neither a state_dict nor named tensors")
-    for wrapper in ("module.", "_orig_mod."):  # of DistributedDataParallel, of torch.compile
-        if all(key.startswith(wrapper) for key in tensors):
-            tensors = {key.removeprefix(wrapper): value for key, value in tensors.items()}
-    options = content.get("hyper_parameters") if "state_dict" in content else None
+    tensors = {key.replace("_orig_mod.", ""): value for key, value in tensors.items()}  # of torch.compile
+    if all(key.startswith("module.") for key in tensors):  # of DistributedDataParallel
+        tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
+    options = known.get("hyper_parameters") if "state_dict" in known else None
     return BackboneFile(path, tensors, dict(options) if isinstance(options, dict) else {})
 
 
 def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
     """Load weights into a backbone, every one of them or none.
 
-    The file may hold more in one case only: the classifier that the backbone lacks (``fc.weight`` and
-    ``fc.bias`` of a torchvision ResNet). It may lack one thing only: batch norm's counters of batches, which
-    files of old versions do not have, and which nothing reads.
+    The file may hold more in one case only: a classifier or projection head that the backbone lacks, such as
+    ``fc.*`` of a torchvision ResNet or ``prototypes.*``. It may lack one thing only: batch norm's counters of
+    batches, which files of old versions do not have, and which nothing reads.
 
     Args:
         backbone: Takes the weights, in place.
@@ -97,7 +107,9 @@ def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
     own, weights = backbone.state_dict(), file.weights_for(backbone)
     missing = [key for key in own if key not in weights and not key.endswith("num_batches_tracked")]
     left = [key for key in weights if key not in own]
-    unknown = sorted(set(left) - _classifier_keys(backbone))
+    parts = {key.partition(".")[0] for key in own}
+    heads = {key for key in left if (name := key.partition(".")[0]) in _HEADS and name not in parts}
+    unknown = sorted(set(left) - _classifier_keys(backbone) - heads)
     shapes = [key for key in own if key in weights and own[key].shape != weights[key].shape]
     matched = sum(key in weights for key in own) - len(shapes)
     if missing or unknown or shapes:
@@ -118,7 +130,7 @@ def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
     if broken:
         raise ConfigError(f"{file.path}: {_some(broken)}: not finite, or no weights in floating point")
     backbone.load_state_dict({**own, **{key: weights[key] for key in own if key in weights}})
-    rest = f"; left out: {', '.join(left)}" if left else ""
+    rest = f"; left out: {_some(left)}{f' ({len(left)})' * (len(left) > 3)}" if left else ""
     return f"{file.path}: {matched} of {len(own)} weights of the backbone loaded{rest}"
 
 
@@ -173,6 +185,12 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         ).hexdigest()[:16]
         for name, value in tensors.items()
     }
+
+
+def _tensors(place: Any) -> dict[str, Tensor]:
+    """Return the tensors by name of what may be a state dict."""
+    named = place.items() if isinstance(place, dict) else []
+    return {k: v for k, v in named if isinstance(k, str) and isinstance(v, Tensor) and _is_plain(v)}
 
 
 def _usable(value: Tensor, own: Tensor) -> bool:

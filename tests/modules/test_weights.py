@@ -126,8 +126,8 @@ def test_what_does_not_fit_is_counted_and_named(tmp_path: Path) -> None:
 
     net = build_backbone("conv4")
     before = digests(net.state_dict())
-    torch.save({**net.state_dict(), "fc.weight": torch.ones(2)}, tmp_path / "extra.pt")
-    with pytest.raises(ConfigError, match=r"1 of the file are unknown to the backbone \(fc\.weight\)"):
+    torch.save({**net.state_dict(), "block9.weight": torch.ones(2)}, tmp_path / "extra.pt")
+    with pytest.raises(ConfigError, match=r"1 of the file are unknown to the backbone \(block9\.weight\)"):
         load_backbone(net, read_backbone(str(tmp_path / "extra.pt")))
     assert digests(net.state_dict()) == before  # all or nothing
 
@@ -225,3 +225,51 @@ def test_what_is_too_large_for_the_backbone_is_refused(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "b.pt")
     with pytest.raises(ConfigError, match=rf"{key}: not finite"):
         load_backbone(build_backbone("conv4"), read_backbone(str(tmp_path / "b.pt")))
+
+
+MLP = {"fc.0.weight": torch.zeros(4, 4), "fc.2.bias": torch.zeros(4)}
+
+
+@pytest.mark.parametrize(
+    ("wrap", "head"),
+    [
+        # MoCo: queries and keys have the same names, and the queries' network is the one that is judged.
+        (lambda own, other: {"state_dict": _under("module.encoder_q.", own | MLP)
+                             | _under("module.encoder_k.", other | MLP) | {"module.queue": torch.zeros(2)}},
+         "fc.0.weight, fc.2.bias"),
+        # SimSiam, and what torch.compile and DistributedDataParallel add.
+        (lambda own, other: {"state_dict": _under("module.encoder.", own | MLP)
+                             | {"module.predictor.0.weight": torch.zeros(2)}}, "fc.0.weight, fc.2.bias"),
+        (lambda own, other: {"state_dict": _under("backbone._orig_mod.", own)}, ""),
+        # SwAV: heads beside the backbone under one prefix.
+        (lambda own, other: _under("module.", own | {"projection_head.0.weight": torch.zeros(2),
+                                                     "prototypes.weight": torch.zeros(2)}),
+         "projection_head.0.weight, prototypes.weight"),
+        (lambda own, other: {"model": own | {"fc.weight": torch.zeros(2), "fc.bias": torch.zeros(2)}},
+         "fc.weight, fc.bias"),
+        # DINO: the student has other weights.
+        (lambda own, other: {"student": _under("module.backbone.", other),
+                             "teacher": _under("backbone.", own) | {"head.0.weight": torch.zeros(2)}}, ""),
+        (lambda own, other: _under("online_network.encoder.net.", own)
+         | _under("target_network.encoder.net.", other), ""),
+    ],
+)  # fmt: skip
+def test_published_layouts_are_known_by_their_keys(wrap: Any, head: str, tmp_path: Path) -> None:
+    own, other = (build_backbone("resnet18").state_dict() for _ in range(2))
+    torch.save(wrap(own, other), tmp_path / "theirs.pth")
+    backbone, _, report = backbone_from(str(tmp_path / "theirs.pth"), "resnet18")
+    found = backbone.state_dict()
+    assert all(torch.equal(found[key], value) for key, value in own.items())
+    assert f"{len(own)} of {len(own)} weights of the backbone loaded" in report
+    assert report.endswith(f"; left out: {head}") if head else "left out" not in report
+
+
+def _under(prefix: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{prefix}{key}": value for key, value in state.items()}
+
+
+def test_a_part_that_is_no_head_is_still_refused(tmp_path: Path) -> None:
+    state = build_backbone("resnet18").state_dict() | {"layer5.weight": torch.zeros(2)}
+    torch.save(state, tmp_path / "theirs.pth")
+    with pytest.raises(ConfigError, match=r"1 of the file are unknown to the backbone \(layer5\.weight\)"):
+        backbone_from(str(tmp_path / "theirs.pth"), "resnet18")
