@@ -142,8 +142,8 @@ class MMCLCLI(LightningCLI):
         path = self._ckpt_path()
         if self._saved is None:
             return
-        saved, weights = self._saved["hyper_parameters"], self._saved["state_dict"]
         self.model.on_load_checkpoint(self._saved)  # may make parts of the sizes that the checkpoint has
+        saved, weights = self._saved["hyper_parameters"], self._saved["state_dict"]
         own = self.model.state_dict()
         differing = sorted(
             key for key in weights.keys() | own.keys()

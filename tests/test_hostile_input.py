@@ -19,7 +19,7 @@ from mmcl_lightning import MMCL, MMCLLoss
 from mmcl_lightning.callbacks import SVMSolverCallback
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import ImageFolderDataModule, ShapesDataModule
-from mmcl_lightning.datamodules.image_files import read_image
+from mmcl_lightning.datamodules.pictures import PictureReader
 from mmcl_lightning.errors import ConfigError, DataError, NumericalError, ShapeError
 from mmcl_lightning.kernels import Polynomial
 from mmcl_lightning.losses import (
@@ -207,7 +207,7 @@ def test_a_loop_of_links_repeats_no_image(tmp_path: Path) -> None:
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
     values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
     Image.fromarray(values).save(tmp_path / "deep.png")
-    assert np.array_equal(np.asarray(read_image(tmp_path / "deep.png"))[..., 0], values >> 8)
+    assert np.array_equal(np.asarray(PictureReader()(tmp_path / "deep.png"))[..., 0], np.rint(values / 257))
 
 
 def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

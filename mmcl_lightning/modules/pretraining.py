@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from mmcl_lightning._lightning import has_trained
 from mmcl_lightning._options import check_choice, check_flags, check_number, check_whole, is_number
 from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.batches import concatenate, image_count, images_and_labels, names_of, views_of
@@ -19,6 +21,7 @@ from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
 from mmcl_lightning.modules.chunked import encode_in_chunks
 from mmcl_lightning.modules.recording import record_options
 from mmcl_lightning.modules.resumable import ResumableModule
+from mmcl_lightning.modules.weights import load_backbone, read_backbone
 from mmcl_lightning.optim import WarmupConstant, WarmupCosine, parameter_groups, scale_learning_rate
 
 __all__ = ["PretrainingModule"]
@@ -52,6 +55,9 @@ class PretrainingModule(ResumableModule):
             negatives, is not limited by the memory for activations. The gradient stays that of the whole
             batch, at the price of a second forward pass; batch norm sees a chunk as its batch. ``None``
             for one pass.
+        init_from: File of the backbone's first weights, every one of them or none: a checkpoint of this
+            package, an exported backbone, torchvision's, timm's, or a published one; see
+            :func:`~mmcl_lightning.modules.weights.read_backbone`. A resumed run does not read it.
 
     Logs:
         ``train/loss`` (of several processes that of the first one's anchors), ``train/lr`` each step;
@@ -73,6 +79,7 @@ class PretrainingModule(ResumableModule):
         lr_schedule: Literal["cosine", "constant"] = "constant",
         warmup: float = 0.0,
         chunk_size: int | None = None,
+        init_from: str | None = None,
     ):
         super().__init__()
         record_options(self)
@@ -97,6 +104,13 @@ class PretrainingModule(ResumableModule):
         self.lr_schedule = lr_schedule
         self.warmup = warmup
         self.chunk_size = chunk_size
+        self.init_from = init_from
+
+    def on_fit_start(self) -> None:
+        """Take up the first weights of the backbone, unless a checkpoint has brought its own."""
+        super().on_fit_start()
+        if self.init_from is not None and self.trainer.ckpt_path is None and not has_trained(self.trainer):
+            rank_zero_info(load_backbone(self.backbone, read_backbone(self.init_from)))
 
     @abstractmethod
     def loss_of_views(self, views: list[Any]) -> tuple[Tensor, Tensor]:

@@ -79,8 +79,14 @@ class ResumableModule(LightningModule):
                 loader["batches"] -= unfinished
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up which optimizers the run had; a checkpoint of an earlier version does not say."""
+        """Take up which optimizers the run had; a checkpoint of an earlier version does not say.
+
+        A part that is compiled in one of checkpoint and module, and not in the other, has the same weights.
+        """
         self._optimizers_before = checkpoint.get("optimizers")
+        own = {_uncompiled(key): key for key in self.state_dict()}
+        weights = checkpoint.get("state_dict", {}).items()
+        checkpoint["state_dict"] = {own.get(_uncompiled(key), key): value for key, value in weights}
 
     def global_batch_size(self) -> int | None:
         """Images per optimizer step, over all devices and accumulated batches; None if no loader tells."""
@@ -90,6 +96,11 @@ class ResumableModule(LightningModule):
         if size is None:
             return None
         return int(size) * self.trainer.world_size * self.trainer.accumulate_grad_batches
+
+
+def _uncompiled(key: str) -> str:
+    """Return the name of a weight without what torch.compile adds."""
+    return key.replace("_orig_mod.", "")
 
 
 def _described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.kernels import RBF, Intersection, Linear, Polynomial, Tanh
 from mmcl_lightning.losses import ContrastiveLoss, HCLLoss, MMCLLoss, NTXentLoss
-from mmcl_lightning.modules import MMCL, ContrastiveModule, SimCLR
+from mmcl_lightning.modules import MMCL, ContrastiveModule, SimCLR, export_backbone
 from mmcl_lightning.optim import LARS
 from mmcl_lightning.svm import Exact, Inverse, ProjectedGradient
 
@@ -241,3 +241,28 @@ def test_the_latest_checkpoint_of_a_run_is_the_module_at_its_end(tmp_path: Path)
     assert torch.equal(
         representation(MMCL.load_from_checkpoint(saver.last_model_path)), representation(module)
     )
+
+
+@pytest.mark.parametrize("compiled", ["saved", "loaded"])
+def test_a_compiled_part_has_the_same_weights(compiled: str, tmp_path: Path) -> None:
+    def build(compile_it: bool, seed: int) -> MMCL:
+        module = mmcl(seed)
+        if compile_it:
+            module.backbone = torch.compile(module.backbone, backend="eager")
+        return module
+
+    run = trainer(tmp_path)
+    run.fit(build(compiled == "saved", 0), shapes())
+    run.save_checkpoint(tmp_path / "end.ckpt")
+    again = trainer(tmp_path, max_epochs=1)
+    module = build(compiled == "loaded", 5)
+    again.fit(module, shapes(), ckpt_path=str(tmp_path / "end.ckpt"))
+    expected, found = (
+        {key.replace("_orig_mod.", ""): value for key, value in one.state_dict().items()}
+        for one in (run.lightning_module, module)
+    )
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    MMCL.load_from_checkpoint(tmp_path / "end.ckpt")
+    export_backbone(str(tmp_path / "end.ckpt"), str(tmp_path / "b.pt"))
+    assert not any("_orig_mod" in key for key in torch.load(tmp_path / "b.pt", weights_only=True))
