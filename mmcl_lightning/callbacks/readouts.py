@@ -24,27 +24,9 @@ from mmcl_lightning.readouts import (
     Readout,
     SupportVectorGrid,
 )
+from mmcl_lightning.readouts.collection import EARLIER, collect_readouts, merged_state
 
 __all__ = ["Readouts"]
-
-#: Other callbacks, whose states a checkpoint may have, by the readout that they are here; all but the first
-#: are of an earlier version.
-_OTHERS = {
-    "knn": "OnlineKNN",
-    "logistic": "LogisticReadout",
-    "probe": "OnlineLinearProbe",
-    "health": "HealthPanel",
-}
-
-
-_KINDS: dict[str, type[Readout]] = {
-    "knn": KNN,
-    "logistic": LogisticRegression,
-    "probe": LinearProbe,
-    "health": Health,
-    "support_vectors": SupportVectorGrid,
-    "embedding": Embedding,
-}
 
 
 class Readouts(Callback):
@@ -119,16 +101,7 @@ class Readouts(Callback):
             "knn": knn, "logistic": logistic, "probe": probe, "health": health,
             "support_vectors": support_vectors, "embedding": embedding,
         }  # fmt: skip
-        self.readouts: dict[str, Readout] = {
-            name: _checked(name, readout, _KINDS[name])
-            for name, readout in named.items()
-            if readout is not None
-        }
-        if not isinstance(others or [], list | tuple):
-            raise ConfigError(f"others must be a list of readouts, got {type(others).__name__}")
-        for readout in others or []:
-            name = _free_name(type(readout).__name__, self.readouts)
-            self.readouts[name] = _checked("others", readout, Readout)  # type: ignore[type-abstract]
+        self.readouts = collect_readouts(named, others)
         self._forget()
 
     def _forget(self) -> None:
@@ -234,7 +207,7 @@ class Readouts(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what :meth:`state_dict` returned; of readouts that are gone, nothing."""
         if "readouts" not in state_dict:  # of OnlineKNN in an earlier version
-            state_dict = _state_of({"knn": state_dict})
+            state_dict = merged_state({"knn": state_dict})
         for name, readout in self.readouts.items():
             if name in state_dict["readouts"]:
                 readout.load_state_dict(state_dict["readouts"][name])
@@ -249,13 +222,13 @@ class Readouts(Callback):
     ) -> None:
         """Take up what other callbacks saved: OnlineKNN, or in an earlier version one per readout."""
         saved = checkpoint.get("callbacks", {})
-        states = {name: saved[key] for name, key in _OTHERS.items() if key in saved}
+        states = {name: saved[key] for name, key in EARLIER.items() if key in saved}
         if self.state_key in saved:
             return
         if Readouts.__qualname__ in saved:  # and this is OnlineKNN
             self.load_state_dict(saved[Readouts.__qualname__])
         elif states:
-            self.load_state_dict(_state_of(states))
+            self.load_state_dict(merged_state(states))
 
     def _reading(
         self, trainer: Trainer, module: LightningModule, due: dict[str, Readout], epoch: int
@@ -301,37 +274,6 @@ class Readouts(Callback):
 
     def _latest(self) -> dict[str, float]:
         return {tag: value for values in self._values.values() for tag, value in values.items()}
-
-
-def _state_of(states: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the state of :class:`Readouts` that has what other callbacks saved, by readout."""
-    merged: dict[str, Any] = {"values": {}, "interrupted": [], "readouts": {}}
-    for name, state in states.items():
-        if "readouts" in state:  # of OnlineKNN
-            merged["values"] |= state["values"]
-            merged["interrupted"] += state["interrupted"]
-            merged["readouts"] |= state["readouts"]
-        else:  # of an earlier version
-            merged["values"][name] = state["values"]
-            merged["interrupted"] += [name] if state.get("owed", False) else []
-            merged["readouts"][name] = state
-    return merged
-
-
-def _checked(option: str, readout: Any, kind: type[Readout]) -> Readout:
-    """Return a readout, or say what it is instead."""
-    if not isinstance(readout, kind):
-        found = f"the class {readout.__name__}" if isinstance(readout, type) else repr(readout)
-        raise ConfigError(f"{option} must be a {kind.__name__}, such as {kind.__name__}(), got {found}")
-    if not hasattr(readout, "every_n_epochs"):
-        raise ConfigError(f"{type(readout).__name__} must call super().__init__() in its constructor")
-    return readout
-
-
-def _free_name(name: str, taken: dict[str, Readout]) -> str:
-    """Return a name that no other readout has."""
-    names = [name, *(f"{name}{number}" for number in range(2, len(taken) + 3))]
-    return next(candidate for candidate in names if candidate not in taken)
 
 
 def _log(module: LightningModule, values: dict[str, float]) -> None:

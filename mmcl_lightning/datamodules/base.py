@@ -15,20 +15,23 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from mmcl_lightning._options import check_choice, check_whole, is_whole
-from mmcl_lightning.datamodules.loading import (
+from mmcl_lightning.datamodules.datasets import (
     BatchedViews,
-    EpochSampler,
     EvalDataset,
-    EvenSampler,
     RawViewDataset,
-    ResumableDataLoader,
     ViewDataset,
+    view_dataset,
+)
+from mmcl_lightning.datamodules.loading import (
+    EpochSampler,
+    EvenSampler,
+    ResumableDataLoader,
     leave_process_group,
 )
 from mmcl_lightning.datamodules.sources import ImageSource, JoinedSource
-from mmcl_lightning.datamodules.splits import Splits
+from mmcl_lightning.datamodules.splits import Splits, describe_rows
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.transforms import ImageTransform, MultiView, SimCLRTransform
+from mmcl_lightning.transforms import ImageTransform, MultiView
 from mmcl_lightning.transforms.base import disagreement
 
 __all__ = ["SSLDataModule", "Splits"]
@@ -254,7 +257,8 @@ class SSLDataModule(LightningDataModule):
         Raises:
             ConfigError: If nothing is held out and ``predict_split`` is ``"test"``.
         """
-        return self._eval_loader(JoinedSource(list(self._predicted().values())), numbered=True)
+        parts = self.splits.predicted(self.predict_split)
+        return self._eval_loader(JoinedSource(list(parts.values())), numbered=True)
 
     def rows(self, positions: Sequence[int]) -> dict[str, list[str]]:
         """Say which images stand at positions of :meth:`predict_dataloader`.
@@ -266,31 +270,8 @@ class SSLDataModule(LightningDataModule):
             ``path``, relative to ``root`` where it lies below, or the position in its split where images are
             no files of their own; ``class``, empty without a label; ``split``, train or test.
         """
-        parts, names = self._predicted(), self.class_names
-        splits, source = list(parts), JoinedSource(list(parts.values()))
-        root = os.path.abspath(os.path.expanduser(getattr(self, "root", None) or ".")) + os.sep
-        found: dict[str, list[str]] = {"path": [], "class": [], "split": []}
-        for position in positions:
-            which, place = source.place(position)
-            path, target = source.path(position), int(source.targets[position])
-            found["path"].append(str(place) if path is None else path.removeprefix(root))
-            found["class"].append("" if target < 0 or names is None else names[target])
-            found["split"].append(splits[which])
-        return found
-
-    def _predicted(self) -> dict[str, ImageSource]:
-        """Return the images of ``predict_split`` by their split."""
-        splits = self.splits
-        held = splits.heldout if splits.query is None else splits.query
-        if self.predict_split == "train":
-            return {"train": splits.pretrain if splits.bank is None else splits.bank}
-        if self.predict_split == "test":
-            if held is None:
-                raise ConfigError(
-                    "predict_split is 'test', but no image is held out; set predict_split to 'train'"
-                )
-            return {"test": held}
-        return {"train": splits.pretrain} | ({} if held is None else {"test": held})
+        root = os.path.abspath(os.path.expanduser(getattr(self, "root", None) or "."))
+        return describe_rows(self.splits.predicted(self.predict_split), positions, self.class_names, root)
 
     def fingerprint(self) -> dict[str, str]:
         """Return the number of images and a hash of them for each split; see :meth:`Splits.fingerprint`."""
@@ -318,31 +299,12 @@ class SSLDataModule(LightningDataModule):
 
     def _view_dataset(self, source: ImageSource) -> ViewDataset:
         transform: Any = self._transforms()[0]
-        if self.task == "classify":
-            if self.augment == "batch":
-                raise ConfigError("augment is 'batch', which makes views to pretrain: set augment to 'image'")
-            transform = transform.transform if isinstance(transform, MultiView) else transform
-            return ViewDataset(source, transform, self.seed)
-        views = transform if isinstance(transform, MultiView) else MultiView(transform)
-        if self.augment == "image":
-            return ViewDataset(source, views, self.seed)
-        view: Any = views.transform
-        kind = type(view)
-        changed = [
-            name for name in ("__call__", "apply")
-            if getattr(kind, name, None) is not getattr(SimCLRTransform, name)
-        ]  # fmt: skip
-        if changed and getattr(kind, "apply_batch", None) in (None, SimCLRTransform.apply_batch):
-            raise ConfigError(
-                f"augment is 'batch', which works with SimCLRTransform, and train_transform is "
-                f"{kind.__name__}, which has {changed[0]} of its own: set augment to 'image'"
-            )
-        if type(views) is not MultiView:
-            raise ConfigError(
-                f"augment is 'batch', which works with MultiView, and train_transform is a "
-                f"{type(views).__name__}: set augment to 'image'"
-            )
-        return RawViewDataset(source, views, self.seed)
+        if self.task == "pretrain":
+            return view_dataset(source, transform, self.seed, self.augment)
+        if self.augment == "batch":
+            raise ConfigError("augment is 'batch', which makes views to pretrain: set augment to 'image'")
+        transform = transform.transform if isinstance(transform, MultiView) else transform
+        return ViewDataset(source, transform, self.seed)
 
     def _collate(self, dataset: ViewDataset) -> BatchedViews | None:
         """Return what makes a batch of the items; None for torch's own way."""

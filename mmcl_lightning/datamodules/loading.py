@@ -8,28 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from mmcl_lightning.datamodules.sources import ImageSource
-from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.transforms import MultiView, SimCLRTransform
-
 __all__ = [
-    "BatchedViews",
     "EpochSampler",
-    "EvalDataset",
     "EvenSampler",
-    "RawViewDataset",
     "ResumableDataLoader",
-    "ViewDataset",
     "leave_process_group",
     "mix_seed",
 ]
@@ -127,132 +116,6 @@ class EvenSampler(DistributedSampler[Any]):
         length = len(self.dataset)  # type: ignore[arg-type]
         mine = range(self.rank, self.total_size, self.num_replicas)
         return iter([at if at < length else ~(at % length) for at in mine])
-
-
-class ViewDataset(Dataset[Any]):
-    """Augmented images under ``(epoch, position)`` keys: ``(list of (3, H, W) float32, target)``.
-
-    Args:
-        source: The images.
-        transform: From PIL image to a list of views, or to a single one. It may draw from torch's generator,
-            and only there: numbers from ``random`` or NumPy are not reproduced.
-        seed: The augmentations are a function of the seed, the epoch and the position.
-    """
-
-    def __init__(
-        self, source: ImageSource, transform: Callable[[Image.Image], list[Tensor]], seed: int
-    ) -> None:
-        self.source = source
-        self.transform = transform
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, key: tuple[int, int] | int) -> tuple[list[Tensor], int]:
-        # A plain position comes from a foreign sampler, such as the one of Trainer(overfit_batches=...).
-        epoch, position = key if isinstance(key, tuple) else (0, key)
-        image, target = self.source[position]
-        # Only the CPU generator: torch.manual_seed would also reset the GPU's in the main process.
-        generator = torch.default_generator
-        state = generator.get_state()
-        generator.manual_seed(mix_seed(self.seed, epoch, position))
-        try:
-            return self.transform(image), target
-        finally:
-            generator.set_state(state)
-
-
-class RawViewDataset(ViewDataset):
-    """Images with what is drawn for their views, for :class:`BatchedViews` to collate.
-
-    Under ``(epoch, position)`` keys: ``((3, H, W) uint8, a list of parameters, target)``. The parameters are
-    those that :class:`ViewDataset` draws for the same key.
-
-    Args:
-        source: The images.
-        transform: The augmentation of one view, and how many.
-        seed: As in :class:`ViewDataset`.
-    """
-
-    def __init__(self, source: ImageSource, transform: MultiView, seed: int) -> None:
-        super().__init__(source, _Draw(transform), seed)
-        self._view: Any = transform.transform
-
-    def collate(self) -> BatchedViews:
-        """Return what makes a batch of the items."""
-        return BatchedViews(self._view)
-
-
-class _Draw:
-    """In place of making views: the pixels and what is drawn for each view."""
-
-    def __init__(self, views: MultiView) -> None:
-        self.views = views
-
-    def __call__(self, image: Image.Image) -> Any:
-        transform: Any = self.views.transform
-        drawn = [transform.draw(*image.size) for _ in range(self.views.views)]
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1), drawn
-
-
-class BatchedViews:
-    """Collate the items of a :class:`RawViewDataset` into ``(list of (B, 3, size, size), targets)``.
-
-    Args:
-        transform: The augmentation of one view: a transform with ``apply_batch``.
-    """
-
-    def __init__(self, transform: SimCLRTransform) -> None:
-        self.transform = transform
-
-    def __call__(self, items: list[Any]) -> tuple[list[Tensor], Tensor]:
-        """Make the views of a batch.
-
-        Raises:
-            ConfigError: If the images are not all of one size.
-        """
-        images = [image for (image, _), _ in items]
-        sizes = {tuple(image.shape[1:]) for image in images}
-        if len(sizes) > 1:
-            (h, w), (other_h, other_w), *_ = sorted(sizes)
-            raise ConfigError(
-                f"augment is 'batch', which needs images of one size, and there are {w} x {h} and "
-                f"{other_w} x {other_h} pixels: set augment to 'image'"
-            )
-        pixels, targets = torch.stack(images), torch.tensor([target for _, target in items])
-        views = [
-            self.transform.apply_batch(pixels, parameters)
-            for parameters in zip(*(drawn for (_, drawn), _ in items), strict=True)
-        ]
-        return views, targets
-
-
-class EvalDataset(Dataset[Any]):
-    """Images under the evaluation transform: ``((3, H, W) float32, target)``.
-
-    At ``~position`` lies the same image as at ``position``, with the target -1: see :class:`EvenSampler`.
-
-    Args:
-        source: The images.
-        transform: From PIL image to tensor, without randomness.
-        numbered: Give the position of the image as a third part.
-    """
-
-    def __init__(
-        self, source: ImageSource, transform: Callable[[Image.Image], Tensor], numbered: bool = False
-    ) -> None:
-        self.source = source
-        self.transform = transform
-        self.numbered = numbered
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int] | tuple[Tensor, int, int]:
-        image, target = self.source[index if index >= 0 else ~index]
-        item = self.transform(image), target if index >= 0 else -1
-        return (*item, index) if self.numbered else item
 
 
 class ResumableDataLoader(DataLoader[Any]):

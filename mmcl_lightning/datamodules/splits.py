@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from mmcl_lightning.datamodules.sources import ImageSource, balanced_subset, take_subset, without_labels
+from mmcl_lightning.datamodules.sources import (
+    ImageSource,
+    JoinedSource,
+    balanced_subset,
+    take_subset,
+    without_labels,
+)
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["Splits"]
+__all__ = ["Splits", "describe_rows"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,27 @@ class Splits:
         ready = {key: function(source) for key, source in distinct.items()}
         return Splits(ready[id(self.pretrain)], *(ready.get(id(source)) for source in sources[1:]))
 
+    def predicted(self, which: Literal["all", "train", "test"]) -> dict[str, ImageSource]:
+        """Return the images to predict by their split.
+
+        Args:
+            which: ``"train"``: the labelled training images, or all where none is labelled. ``"test"``: the
+                held-out ones. ``"all"``: all training images and the held-out ones.
+
+        Raises:
+            ConfigError: If nothing is held out and ``which`` is ``"test"``.
+        """
+        held = self.heldout if self.query is None else self.query
+        if which == "train":
+            return {"train": self.pretrain if self.bank is None else self.bank}
+        if which == "all":
+            return {"train": self.pretrain} | ({} if held is None else {"test": held})
+        if held is None:
+            raise ConfigError(
+                "predict_split is 'test', but no image is held out; set predict_split to 'train'"
+            )
+        return {"test": held}
+
     def fingerprint(self) -> dict[str, str]:
         """Return the number of images and a hash of them for each split: equal data, equal hash.
 
@@ -91,3 +120,29 @@ class Splits:
                     digest.update(repr(image.size).encode() + image.tobytes())
                 found[use] = f"{len(source)} images, {digest.hexdigest()[:12]}"
         return found
+
+
+def describe_rows(
+    parts: dict[str, ImageSource], positions: Sequence[int], class_names: list[str] | None, root: str
+) -> dict[str, list[str]]:
+    """Say of positions in several sources, one after the other, which images they are.
+
+    Args:
+        parts: The sources by split.
+        positions: The positions.
+        class_names: Names of the classes by index, or None.
+        root: Paths below this folder are given relative to it.
+
+    Returns:
+        ``path``, or the position in its split where images are no files of their own; ``class``, empty
+        without a label; ``split``.
+    """
+    splits, source = list(parts), JoinedSource(list(parts.values()))
+    found: dict[str, list[str]] = {"path": [], "class": [], "split": []}
+    for position in positions:
+        which, place = source.place(position)
+        path, target = source.path(position), int(source.targets[position])
+        found["path"].append(str(place) if path is None else path.removeprefix(root + os.sep))
+        found["class"].append("" if target < 0 or class_names is None else class_names[target])
+        found["split"].append(splits[which])
+    return found

@@ -16,13 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mmcl_lightning.datamodules import ShapesDataModule, SSLDataModule
-from mmcl_lightning.datamodules.loading import (
-    BatchedViews,
-    EpochSampler,
-    ResumableDataLoader,
-    ViewDataset,
-    mix_seed,
-)
+from mmcl_lightning.datamodules.datasets import BatchedViews, ViewDataset
+from mmcl_lightning.datamodules.loading import EpochSampler, ResumableDataLoader, mix_seed
 from mmcl_lightning.datamodules.sources import balanced_subset
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import CentralCrop, EvalTransform, MultiView, SimCLRTransform

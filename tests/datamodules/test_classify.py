@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from mmcl_lightning.datamodules import ShapesDataModule, STL10DataModule
-from mmcl_lightning.datamodules.loading import EvalDataset, EvenSampler
+from mmcl_lightning.datamodules.datasets import EvalDataset
+from mmcl_lightning.datamodules.loading import EvenSampler
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import MultiView
 
