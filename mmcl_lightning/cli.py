@@ -7,6 +7,7 @@ can run code: use only configurations you trust.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -187,7 +188,7 @@ class MMCLCLI(LightningCLI):
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 print(f"TensorBoard:  {_short(logger.log_dir)}")
-                print(f"Open it with: tensorboard --logdir {_short(logger.root_dir)}")
+                print(f"Open it with: tensorboard --logdir {shlex.quote(_short(logger.root_dir))}")
 
     def before_test(self) -> None:
         """Say what to use instead where a module has no test, as pretraining has none."""

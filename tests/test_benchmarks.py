@@ -133,3 +133,9 @@ def test_projections_are_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cosines.mean() < 0.5
     u0, u1 = common.projections(50, "untrained")
     assert (u0 @ u1.T).min() > 0.8
+
+
+def test_the_scan_benchmark_reads_every_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    load(monkeypatch, "bench_scan").main(["--quick", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "scan_cpu.json").read_text())
+    assert (record["files"], record["classes"], set(record["seconds"])) == (60, 20, {"scan", "walk"})

@@ -47,7 +47,7 @@ def complaint(args: list[str], capsys: pytest.CaptureFixture[str], code: int) ->
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("tip: ")]
     said = lines[next(i for i, line in enumerate(lines) if line.startswith("error: ")) :]
     assert len(said) == 1, said
-    assert len(said[0]) < 500
+    assert len(said[0]) < 600
     assert "Traceback" not in said[0]
     return said[0]
 

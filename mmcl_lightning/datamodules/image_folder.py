@@ -95,6 +95,11 @@ class ImageFolderDataModule(SSLDataModule):
                     f"image_size is {image_size}, and {name} makes images of {size} pixels: set its size, "
                     f"as in --data.{name}.size {image_size}"
                 )
+        if mean is not None and None not in (self.train_transform, self.eval_transform):
+            raise ConfigError(
+                "mean and std are for the transforms of this data module, and train_transform and "
+                "eval_transform are given: set theirs, as in --data.train_transform.mean"
+            )
         if not 0.0 <= holdout < 1.0:
             raise ConfigError(f"holdout is a fraction, 0 <= holdout < 1, got {holdout}")
         self.root = root

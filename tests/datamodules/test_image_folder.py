@@ -180,6 +180,13 @@ def test_an_image_size_in_vain_is_refused(tmp_path: Path) -> None:
     ImageFolderDataModule(str(tmp_path), eval_transform=CentralCrop(96))
 
 
+def test_a_mean_in_vain_is_refused(tmp_path: Path) -> None:
+    given = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "eval_transform": CentralCrop(32)}
+    folder(tmp_path, **given)  # the training's transform takes them
+    with pytest.raises(ConfigError, match="mean and std are for the transforms of this data module, and"):
+        folder(tmp_path, **given, train_transform=CentralCrop(32))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_damaged_image_ends_the_program(workers: int, tmp_path: Path) -> None:
     """Workers that outlive a signal to the group must not outlive the error of one of them."""
