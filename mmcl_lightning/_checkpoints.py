@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["newest_checkpoint", "read_file"]
+__all__ = ["newest_checkpoint", "newest_in", "read_checkpoint", "read_file", "runs_folder"]
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -44,3 +45,39 @@ def read_file(path: str | Path, what: str) -> Any:
             f"{path} cannot be read as {what} ({type(error).__name__}: {reason}): it is damaged, "
             "or holds more than tensors and plain data"
         ) from error
+
+
+def newest_in(folder: Path) -> str:
+    """Return the path of the newest checkpoint of a run, or of a folder of runs.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    found = newest_checkpoint(folder)
+    if found is None:
+        raise ConfigError(f"--ckpt_path: there is no run with a checkpoint in {folder}")
+    print(f"--ckpt_path is {found}", file=sys.stderr)
+    return str(found)
+
+
+def runs_folder(trainer: Any) -> Path:
+    """Return the folder in which the first logger of a trainer's configuration makes one for each run."""
+    logger = trainer.logger[0] if isinstance(trainer.logger, list) else trainer.logger
+    root = trainer.default_root_dir or "."
+    if not logger and logger is not None:  # none at all: the trainer's folder itself has the checkpoints
+        return Path(root)
+    options = getattr(logger, "init_args", None) or {}
+    name = options.get("name")
+    return Path(options.get("save_dir") or root) / ("lightning_logs" if name is None else name)
+
+
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """Read what Lightning saved.
+
+    Raises:
+        ConfigError: If it is nothing of that kind.
+    """
+    saved = read_file(path, "a checkpoint")
+    if not (isinstance(saved, dict) and {"state_dict", "pytorch-lightning_version"} <= saved.keys()):
+        raise ConfigError(f"{path} is no checkpoint of this package: it has no state_dict of Lightning")
+    return {"hyper_parameters": {}, **saved}

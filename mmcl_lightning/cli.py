@@ -7,11 +7,12 @@ can run code: use only configurations you trust.
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, TQDMProgressBar
@@ -20,34 +21,20 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from mmcl_lightning._checkpoints import newest_checkpoint, read_file
+from mmcl_lightning._checkpoints import newest_in, read_checkpoint, runs_folder
 from mmcl_lightning._lightning import has_saved
-from mmcl_lightning._messages import class_names, filter_warnings, main_message, plain_message
+from mmcl_lightning._messages import class_names, filter_warnings, plain_message
+from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
 from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules.export import export
-from mmcl_lightning.negatives.command import InspectingTrainer
-from mmcl_lightning.recipes import RecipeFile, recipe_names
+from mmcl_lightning.negatives.command import draw_negatives
+from mmcl_lightning.recipes import recipe_names
 from mmcl_lightning.studies import command
 
 __all__ = ["MMCLCLI", "main"]
 
-
-class Tool(NamedTuple):
-    """A command that is no method of the trainer."""
-
-    run: Callable[[list[str]], None]
-    """Called with the arguments after its name."""
-    purpose: str
-
-
-#: All of them, by name. The others are LightningCLI's, and ``negatives``: methods of the trainer.
-TOOLS = {
-    "export": Tool(export, "write a backbone's weights alone"),
-    "report": Tool(command.report, "tables and plots of runs"),
-    "sweep": Tool(command.sweep, "run a study"),
-}
 
 #: Options of the optimizer, with others of which a run is not resumed at all.
 _REFUSED = ("lr", "lr_scaling", "lr_schedule", "optimizer", "warmup", "weight_decay")
@@ -55,32 +42,16 @@ _REFUSED = ("lr", "lr_scaling", "lr_schedule", "optimizer", "warmup", "weight_de
 _DESCRIPTION = "Max-margin contrastive pretraining: train, judge and look at it, from YAML recipes."
 
 
-class RecipeParser(LightningArgumentParser):
-    """A parser whose ``--config`` also finds shipped recipes by their bare name, with short messages."""
-
-    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
-        """Replace the action behind ``--config``."""
-        if "--config" in args:
-            kwargs["action"] = RecipeFile
-        return super().add_argument(*args, **kwargs)
-
-    def print_usage(self, file: Any = None) -> None:
-        """Print nothing: the usage of ``fit`` fills a page and would bury the message below it."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Exit with the part of the message that says what is wrong."""
-        super().error(main_message(message) if self.exit_on_error else message, ex)
-
-
 class MMCLCLI(LightningCLI):
     """LightningCLI with recipes by name, plain error messages and a closing summary."""
 
     _saved: dict[str, Any] | None = None  # the checkpoint to resume from, for comparing
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """Return the commands, each a method of the trainer, and its arguments that are no options."""
-        return {**LightningCLI.subcommands(), "negatives": {"model", "datamodule"}}
+    @property
+    def options(self) -> Any:
+        """What a configuration and the command line say, of the command if there are several."""
+        name = self.config.get("subcommand")
+        return self.config[name] if name else self.config
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the readouts, so that a configuration and the command line reach each by its name."""
@@ -89,18 +60,18 @@ class MMCLCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         # Lightning would silently let the checkpoint's model options win over the configuration and the
         # command line. Here the configuration wins, and differences are said once the model is there.
-        path, subcommand = self._ckpt_path(), self.config.subcommand
+        path = self._ckpt_path()
         if path is not None and Path(path).is_dir():  # of a run
-            self.config[subcommand]["ckpt_path"] = path = _newest_in(Path(path))
+            self.options["ckpt_path"] = path = newest_in(Path(path))
         if path == "last":  # Lightning would look in the new run's own, empty folder
-            self.config[subcommand]["ckpt_path"] = path = self._newest_checkpoint()
-        options = self.config[subcommand].model.get("init_args") or {}
-        if path is None and subcommand != "fit":
+            self.options["ckpt_path"] = path = self._newest_checkpoint()
+        options = self.options.model.get("init_args") or {}
+        if path is None and self.config.get("subcommand") != "fit":
             what = "the classifier has" if options.get("checkpoint") else "these are"
             print(f"warning: no --ckpt_path, so {what} random weights", file=sys.stderr)
         if path is None or path in ("best", "hpc") or path.startswith("registry") or "://" in path:
             return
-        self._saved = _read_checkpoint(path)
+        self._saved = read_checkpoint(path)
         if "checkpoint" in options:  # an evaluation, whose own checkpoint has the backbone that it judges
             origin = self._saved["hyper_parameters"].get("checkpoint")
             if options["checkpoint"] not in (None, origin, path):
@@ -111,18 +82,18 @@ class MMCLCLI(LightningCLI):
 
     def _newest_checkpoint(self) -> str:
         """Path of the checkpoint written last: by the run whose config.yaml is given, else by any run."""
-        options = self.config[self.config.subcommand]
+        options = self.options
         own = [Path(str(path)).parent for path in options.get("config") or []]
-        folder = next((run for run in own if (run / "checkpoints").is_dir()), _runs(options.trainer))
-        return _newest_in(folder)
+        folder = next((run for run in own if (run / "checkpoints").is_dir()), runs_folder(options.trainer))
+        return newest_in(folder)
 
     def _ckpt_path(self) -> str | None:
-        path = self.config.get(self.config.subcommand, {}).get("ckpt_path")
+        path = self.options.get("ckpt_path")
         return None if path is None else str(path)
 
     def before_instantiate_classes(self) -> None:
         """Refuse what Lightning would divide by."""
-        batches = self.config[self.config.subcommand].trainer.accumulate_grad_batches
+        batches = self.options.trainer.accumulate_grad_batches
         if batches < 1:
             raise ConfigError(f"trainer.accumulate_grad_batches must be an integer >= 1, got {batches}")
 
@@ -205,6 +176,44 @@ class MMCLCLI(LightningCLI):
             callbacks.append(RepresentationWriter())
 
 
+class NegativesCLI(MMCLCLI):
+    """The command ``negatives``: module and data of a configuration as every command has them, and no run."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the options of the picture."""
+        super().add_arguments_to_parser(parser)
+        parser.add_function_arguments(draw_negatives, skip={"trainer", "model", "datamodule"})
+
+
+def negatives(arguments: list[str]) -> None:
+    """Draw which negatives count, and write them down.
+
+    Args:
+        arguments: Arguments after the command's name.
+    """
+    cli = _command_line(NegativesCLI, arguments, "mmcl negatives", run=False)
+    names = [name for name in inspect.signature(draw_negatives).parameters if name in cli.options]
+    given = {name: cli.options[name] for name in names if name not in ("trainer", "model")}
+    draw_negatives(cli.trainer, cli.model, cli.datamodule, **given)
+
+
+class Tool(NamedTuple):
+    """A command that is no method of the trainer."""
+
+    run: Callable[[list[str]], None]
+    """Called with the arguments after its name."""
+    purpose: str
+
+
+#: All of them, by name. The others are LightningCLI's, which are methods of the trainer.
+TOOLS = {
+    "export": Tool(export, "write a backbone's weights alone"),
+    "negatives": Tool(negatives, "draw which negatives count"),
+    "report": Tool(command.report, "tables and plots of runs"),
+    "sweep": Tool(command.sweep, "run a study"),
+}
+
+
 def main(args: list[str] | None = None) -> None:
     """Run the command line.
 
@@ -223,21 +232,7 @@ def main(args: list[str] | None = None) -> None:
         if given and given[0] in TOOLS:
             TOOLS[given[0]].run(given[1:])
             return
-        class_names()  # imports our classes, which are found by their bare names from then on
-        MMCLCLI(
-            LightningModule,
-            LightningDataModule,
-            trainer_class=InspectingTrainer,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            save_config_kwargs={"overwrite": True},
-            trainer_defaults={"default_root_dir": "runs", "callbacks": [Ledger()]},
-            parser_class=RecipeParser,
-            parser_kwargs={"prog": "mmcl", "description": _DESCRIPTION, "epilog": _epilog()},
-            args=args,
-        )
+        _command_line(MMCLCLI, args, "mmcl")
     except SIGTERMException as stop:
         raise SystemExit(stop.code or 143) from None  # Lightning's own has no code, which means success
     except KeyboardInterrupt:
@@ -257,6 +252,25 @@ def main(args: list[str] | None = None) -> None:
         raise SystemExit(1) from error
 
 
+def _command_line(kind: type[MMCLCLI], args: list[str] | None, prog: str, run: bool = True) -> MMCLCLI:
+    """Read a configuration and the command line, and run what they ask for."""
+    class_names()  # imports our classes, which are found by their bare names from then on
+    return kind(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        seed_everything_default=0,
+        auto_configure_optimizers=False,
+        save_config_kwargs={"overwrite": True},
+        trainer_defaults={"default_root_dir": "runs", "callbacks": [Ledger()]},
+        parser_class=RecipeParser,
+        parser_kwargs={"prog": prog, "description": _DESCRIPTION, "epilog": _epilog()},
+        args=args,
+        run=run,
+    )
+
+
 def _epilog() -> str:
     """What the help of the options, which is made from the trainer's commands, does not know of."""
     tools = "; ".join(f"{name}: {tool.purpose}" for name, tool in TOOLS.items())
@@ -265,34 +279,6 @@ def _epilog() -> str:
         f"Commands with options of their own (see mmcl NAME --help): {tools}. "
         f"Recipes for --config: {recipes}."
     )
-
-
-def _newest_in(folder: Path) -> str:
-    """Path of the newest checkpoint of a run, or of a folder of runs."""
-    found = newest_checkpoint(folder)
-    if found is None:
-        raise ConfigError(f"--ckpt_path: there is no run with a checkpoint in {folder}")
-    print(f"--ckpt_path is {found}", file=sys.stderr)
-    return str(found)
-
-
-def _runs(trainer: Any) -> Path:
-    """Folder in which the first logger of a trainer's configuration makes a folder for each run."""
-    logger = trainer.logger[0] if isinstance(trainer.logger, list) else trainer.logger
-    root = trainer.default_root_dir or "."
-    if not logger and logger is not None:  # none at all: the trainer's folder itself has the checkpoints
-        return Path(root)
-    options = getattr(logger, "init_args", None) or {}
-    name = options.get("name")
-    return Path(options.get("save_dir") or root) / ("lightning_logs" if name is None else name)
-
-
-def _read_checkpoint(path: str) -> dict[str, Any]:
-    """Read what Lightning saved, or say in one sentence why it is nothing of that kind."""
-    saved = read_file(path, "a checkpoint")
-    if not (isinstance(saved, dict) and {"state_dict", "pytorch-lightning_version"} <= saved.keys()):
-        raise ConfigError(f"{path} is no checkpoint of this package: it has no state_dict of Lightning")
-    return {"hyper_parameters": {}, **saved}
 
 
 def _short(path: str) -> str:

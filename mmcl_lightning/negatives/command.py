@@ -18,70 +18,68 @@ from mmcl_lightning.negatives.findings import Selection, SupportVectors
 from mmcl_lightning.negatives.held_out import choose_images
 from mmcl_lightning.negatives.look import find_support_vectors
 
-__all__ = ["InspectingTrainer"]
+__all__ = ["draw_negatives"]
 
 
-class InspectingTrainer(Trainer):
-    """Lightning's Trainer that can also look at negatives, so that LightningCLI has a command for it."""
+def draw_negatives(
+    trainer: Trainer,
+    model: LightningModule,
+    datamodule: LightningDataModule | None = None,
+    ckpt_path: str | None = None,
+    out: str = "negatives.png",
+    images: int = 128,
+    queries: int = 8,
+    support_vectors: int = 6,
+    others: int = 2,
+    views: Literal["augmented", "clean"] = "augmented",
+    weights_only: bool | None = None,
+) -> SupportVectors:
+    """Draw which negatives count on held-out images, and write them down.
 
-    def negatives(
-        self,
-        model: LightningModule,
-        datamodule: LightningDataModule | None = None,
-        ckpt_path: str | None = None,
-        out: str = "negatives.png",
-        images: int = 128,
-        queries: int = 8,
-        support_vectors: int = 6,
-        others: int = 2,
-        views: Literal["augmented", "clean"] = "augmented",
-        weights_only: bool | None = None,
-    ) -> SupportVectors:
-        """Draw which negatives count on held-out images, and write them down.
+    Runs in one process on the first device. The choice of images is a function of the datamodule's seed.
 
-        Runs in one process on the first device. The choice of images is a function of the datamodule's seed.
+    Args:
+        trainer: Says precision and device.
+        model: A module whose ``criterion`` is an MMCLLoss.
+        datamodule: Where the held-out images come from; see :func:`held_out_loader`.
+        ckpt_path: Checkpoint of the weights; "last" for that of the newest run. Without one they are random.
+        out: Picture to write, ending in .png. Beside it come a .json with the shown rows and the shares,
+            and a .csv with every support vector of every image.
+        images: Number of held-out images; each is an anchor, and a negative of the others.
+        queries: Number of rows of the picture.
+        support_vectors: Support vectors in a row.
+        others: Negatives with alpha = 0 in a row, as many nearest ones as random ones.
+        views: "augmented": two views of each image as in training; "clean": each image once.
+        weights_only: As in ``fit``, whose saved configuration has it: False lets a checkpoint hold more
+            than tensors and plain data, which can run code.
 
-        Args:
-            model: A module whose ``criterion`` is an MMCLLoss.
-            datamodule: Where the held-out images come from; see :func:`held_out_loader`.
-            ckpt_path: Checkpoint of the weights. Without one they are random.
-            out: Picture to write, ending in .png. Beside it come a .json with the shown rows and the shares,
-                and a .csv with every support vector of every image.
-            images: Number of held-out images; each is an anchor, and a negative of the others.
-            queries: Number of rows of the picture.
-            support_vectors: Support vectors in a row.
-            others: Negatives with alpha = 0 in a row, as many nearest ones as random ones.
-            views: "augmented": two views of each image as in training; "clean": each image once.
-            weights_only: As in ``fit``, whose saved configuration has it: False lets a checkpoint hold more
-                than tensors and plain data, which can run code.
+    Returns:
+        What was found.
 
-        Returns:
-            What was found.
-
-        Raises:
-            ConfigError: If the module has another criterion, an option is out of range, or there are no
-                held-out images.
-        """
-        path = Path(out)
-        if path.suffix.lower() != ".png":
-            raise ConfigError(f"--out is a picture whose name ends in .png, got {out}")
-        selection = Selection(queries, support_vectors, others, getattr(datamodule, "seed", 0))
-        check_whole(2, images=images)
-        check_choice("views", views, ("augmented", "clean"))
-        if datamodule is not None:
-            datamodule.prepare_data()
-            datamodule.setup("validate")
-        if ckpt_path is not None:
-            saved = torch.load(ckpt_path, map_location="cpu", weights_only=weights_only is not False)
-            model.load_state_dict(saved["state_dict"])
-        self.precision_plugin.convert_module(model).to(self.strategy.root_device)
-        chosen = choose_images(model, datamodule, images, views, selection.seed)
-        found = find_support_vectors(self, model, chosen)
-        weights = "random weights" if ckpt_path is None else str(Path(*Path(ckpt_path).parts[-4:]))
-        note = f"{weights}, {views} views"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        found.draw(selection, note).save(path)
-        shown = write_files(found, selection, path, ckpt_path)
-        print("\n".join(found.describe()))
-        print(f"Wrote {path}, {', '.join(str(file) for file in shown)}")
-        return found
+    Raises:
+        ConfigError: If the module has another criterion, an option is out of range, or there are no
+            held-out images.
+    """
+    path = Path(out)
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"--out is a picture whose name ends in .png, got {out}")
+    selection = Selection(queries, support_vectors, others, getattr(datamodule, "seed", 0))
+    check_whole(2, images=images)
+    check_choice("views", views, ("augmented", "clean"))
+    if datamodule is not None:
+        datamodule.prepare_data()
+        datamodule.setup("validate")
+    if ckpt_path is not None:
+        saved = torch.load(ckpt_path, map_location="cpu", weights_only=weights_only is not False)
+        model.load_state_dict(saved["state_dict"])
+    trainer.precision_plugin.convert_module(model).to(trainer.strategy.root_device)
+    chosen = choose_images(model, datamodule, images, views, selection.seed)
+    found = find_support_vectors(trainer, model, chosen)
+    weights = "random weights" if ckpt_path is None else str(Path(*Path(ckpt_path).parts[-4:]))
+    note = f"{weights}, {views} views"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found.draw(selection, note).save(path)
+    shown = write_files(found, selection, path, ckpt_path)
+    print("\n".join(found.describe()))
+    print(f"Wrote {path}, {', '.join(str(file) for file in shown)}")
+    return found
