@@ -15,6 +15,7 @@ __all__ = [
     "group_runs",
     "image_count",
     "in_sections",
+    "renewed_options",
     "run_name",
     "seeds_of",
     "varying",
@@ -158,13 +159,40 @@ def _run(record: Record) -> tuple[Any, ...]:
 
 
 def _variant(record: Record) -> str:
-    """Return the hash of what a run did, seeds apart."""
+    """Return the hash of what a run did, seeds apart.
+
+    Of a run of a study these are its arguments: the configuration besides has all defaults, of which a later
+    version may have more. :func:`renewed_options` names them.
+    """
+    if record.label and record.arguments:
+        return config_hash({"arguments": _without_seeds(record.arguments)})
     if record.pretraining is None:
         return record.config_hash
     model = record.config.get("model") or {}
     options = {k: v for k, v in (model.get("init_args") or {}).items() if k != "checkpoint"}
     config = {**record.config, "model": {**model, "init_args": options}}
     return config_hash(config) + config_hash(record.pretraining["config"])
+
+
+def renewed_options(groups: Iterable[Group]) -> list[str]:
+    """Return the options in which the runs of one method differ, seeds apart: those of several versions."""
+    found: dict[str, None] = {}
+    for group in groups:
+        if len({record.config_hash for record in group.records}) > 1:
+            found |= dict.fromkeys(name for name in varying(group.records) if name != "data.init_args.seed")
+    return list(found)
+
+
+def _without_seeds(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a run without its seeds."""
+    kept, values = [], iter(arguments)
+    for argument in values:
+        name, has_value, _ = argument.partition("=")
+        if name not in ("--seed_everything", "--data.seed"):
+            kept.append(argument)
+        elif not has_value:
+            next(values, None)
+    return kept
 
 
 def seeds_of(record: Record) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from mmcl_lightning.studies.groups import (
     group_runs,
     image_count,
     in_sections,
+    renewed_options,
     seeds_of,
     varying,
     without_copies,
@@ -102,7 +103,7 @@ def write_report(
             tries = _tuning_table(groups, list(tuned_by) or columns[:1] or list(_METRICS[:1]))
             parts.append(f"## Tuning: {data}, validation part\n\n{tries}")
             continue
-        parts.append(f"## {data}\n\n{_table(groups, columns)}\n{_notes(section, columns)}")
+        parts.append(f"## {data}\n\n{_table(groups, columns)}\n{_notes(section, columns, groups)}")
         if compared := _differences(groups, columns, reference):
             parts.append(f"### Differences from {' '.join(reference.split())}, seed by seed\n\n{compared}")
         picture = out.with_name(f"{out.stem}{f'_{pictures + 1}' if pictures else ''}.png")
@@ -238,7 +239,7 @@ def _tuning_table(groups: Sequence[Group], metrics: Sequence[str]) -> str:
     return _markdown(["method", "tried", *titles], rows)
 
 
-def _notes(records: Sequence[Record], metrics: Sequence[str]) -> str:
+def _notes(records: Sequence[Record], metrics: Sequence[str], groups: Sequence[Group]) -> str:
     """Return what the numbers depend on: protocol, data, code, machine."""
     lines = ["Mean ± standard deviation over seeds at the end of training."]
     if _followed([record.metrics[m].curve for record in records for m in metrics if m in record.metrics]):
@@ -262,6 +263,11 @@ def _notes(records: Sequence[Record], metrics: Sequence[str]) -> str:
     lines.append(f"Machine: {'; '.join(machines)}. Commit: {', '.join(filter(None, commits)) or 'unknown'}.")
     lines.append(f"Data: {', '.join(f'{split} {text}' for split, text in _fingerprints(records).items())}.")
     prints = {(*seeds_of(record), str(record.data.get("fingerprint"))) for record in records}
+    if renewed := renewed_options(groups):
+        more = f" and {len(renewed) - 5} more" if len(renewed) > 5 else ""
+        lines.append(
+            f"Seeds were run by several versions, whose options differ in {', '.join(renewed[:5])}{more}."
+        )
     if len(prints) > len({seeds_of(record) for record in records}):
         lines.append("**Runs of one seed did not see the same images: do not compare them.**")
     return "\n".join(lines) + "\n"

@@ -262,3 +262,22 @@ def test_methods_of_one_name_are_told_apart(tmp_path: Path) -> None:
     text = write_report(tmp_path, tmp_path / "R.md")
     assert "| MMCL, Exact (C=1.0) | 2 |" in text
     assert "| MMCL, Exact (C=5.0) | 2 |" in text
+
+
+def test_seeds_of_a_study_that_several_versions_ran_are_of_one_method(tmp_path: Path) -> None:
+    """A later version has more options, with defaults, in the configuration of the same arguments."""
+    for seed in (0, 1):
+        config: dict[str, Any] = {"model": {"init_args": {}}, "data": {"init_args": {"batch_size": 8}}}
+        if seed:
+            config["data"]["init_args"]["layout"] = "auto"
+        made_by = ["fit", "--model", "MMCL", "--seed_everything", str(seed), "--data.seed", str(seed)]
+        run = record(
+            label="mine", arguments=made_by, seed=seed, config=config, config_hash=config_hash(config)
+        )
+        run.write(tmp_path / f"{seed}.json")
+    other = ["fit", "--model", "MMCL", "--model.C", "1", "--seed_everything", "0", "--data.seed=0"]
+    record(label="other", arguments=other).write(tmp_path / "other.json")
+    text = write_report(tmp_path, tmp_path / "out.md")
+    assert "| mine | 2 |" in text
+    assert "| other | 1 |" in text
+    assert "Seeds were run by several versions, whose options differ in data.init_args.layout." in text
