@@ -23,6 +23,10 @@ __all__ = [
 ]
 
 
+#: Options in which the seeds of a method differ.
+_OF_A_SEED = ("data.init_args.seed", "model.init_args.checkpoint")
+
+
 @dataclass(frozen=True)
 class Group:
     """The runs of one variant: equal but for the seed."""
@@ -179,7 +183,7 @@ def renewed_options(groups: Iterable[Group]) -> list[str]:
     found: dict[str, None] = {}
     for group in groups:
         if len({record.config_hash for record in group.records}) > 1:
-            found |= dict.fromkeys(name for name in varying(group.records) if name != "data.init_args.seed")
+            found |= dict.fromkeys(name for name in varying(group.records) if name not in _OF_A_SEED)
     return list(found)
 
 
