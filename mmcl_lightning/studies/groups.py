@@ -159,7 +159,8 @@ def run_name(record: Record) -> str:
 
 def _run(record: Record) -> tuple[Any, ...]:
     """Return what two records have in common that are of one run, made again or resumed."""
-    return run_name(record), _variant(record), *seeds_of(record)
+    data = str(record.data.get("fingerprint"))  # the same options on another folder are another run
+    return run_name(record), _variant(record), data, *seeds_of(record)
 
 
 def _variant(record: Record) -> str:

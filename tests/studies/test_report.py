@@ -281,3 +281,13 @@ def test_seeds_of_a_study_that_several_versions_ran_are_of_one_method(tmp_path: 
     assert "| mine | 2 |" in text
     assert "| other | 1 |" in text
     assert "Seeds were run by several versions, whose options differ in data.init_args.layout." in text
+
+
+def test_the_same_options_on_another_folder_are_another_run(tmp_path: Path) -> None:
+    for index, images in enumerate((41, 37)):
+        data = {"class": "ImageFolderDataModule", "fingerprint": {"pretrain": f"{images} images, {index}f"}}
+        record(data=data, started=f"2026-01-0{index + 1}T00:00:00+00:00").write(tmp_path / f"{index}.json")
+    text = write_report(tmp_path, tmp_path / "out.md")
+    assert "41 training images" in text
+    assert "37 training images" in text
+    assert "Not counted" not in text
