@@ -254,7 +254,7 @@ def _data(trainer: Trainer) -> dict[str, Any]:
     if hasattr(datamodule, "fingerprint"):
         found["fingerprint"] = datamodule.fingerprint()
     if hasattr(datamodule, "description"):
-        found["read_as"] = datamodule.description().partition(": ")[2]  # without the place
+        found["read_as"] = datamodule.description()
     return found
 
 

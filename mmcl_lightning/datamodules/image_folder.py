@@ -55,8 +55,8 @@ class ImageFolderDataModule(SSLDataModule):
         holdout: Fraction held out where the folder has no test images, 0 <= holdout < 1.
         layout: ``"splits"``, ``"classes"`` or ``"flat"`` (all images at any depth, unlabelled) where
             ``"auto"`` reads it otherwise; see :func:`~mmcl_lightning.datamodules.tree.scan_tree`.
-        value_range: Values of images of 16 bits, integers or floats that are black and white; None for the
-            range of 16 bits and for 0 to 1 of floats.
+        value_range: Values of images of 16 bits, integers or floats that are black and white, beyond which
+            all is black or white too; None for the range of 16 bits and for 0 to 1 of floats.
         background: Grey level, or red, green and blue, behind transparent pixels.
         max_pixels: Most pixels of an image.
         cache: Decode the images in use once and keep them in memory (at most 4 GiB, uint8), shared with the
@@ -122,7 +122,7 @@ class ImageFolderDataModule(SSLDataModule):
         first = self._splits is None
         super().setup(stage)
         if first:
-            rank_zero_info(self.description())
+            rank_zero_info(f"{self.root}: {self.description()}")
         if first and stage == "fit" and self._rank == 0:
             self._warn_of_shared_files()
 
@@ -132,7 +132,7 @@ class ImageFolderDataModule(SSLDataModule):
         rows = [("train", len(self.splits.pretrain))]
         if self.splits.heldout is not None:
             rows.append(("held out", len(self.splits.heldout)))
-        lines = [f"{self.root}: {tree.read_as}", *(f"  {use:<9}{count:>8} images" for use, count in rows)]
+        lines = [tree.read_as, *(f"  {use:<9}{count:>8} images" for use, count in rows)]
         if names is not None:
             first = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
             lines.append(f"  {len(names)} class{'es' * (len(names) != 1)}: {first}")

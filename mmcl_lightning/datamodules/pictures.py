@@ -51,11 +51,11 @@ class PictureReader:
 
     Pictures of 8 bits are taken as they are. Of deeper ones, which have one band, ``value_range`` goes from
     black to white; without it that is the range of the type: 0 to 65535 for 16 bits, 0 to 1 for floats.
-    Values outside of it have no range that is known, and are refused without ``value_range``. Transparent
-    pixels show ``background``. Of an animation the first frame is read.
+    Values outside of these have no range that is known, and are refused; outside of a given ``value_range``
+    they are black or white. Transparent pixels show ``background``. Of an animation the first frame is read.
 
     Args:
-        value_range: Values of deep pictures that become black and white, the first smaller; or None.
+        value_range: Values of such deep pictures that become black and white, the first smaller; or None.
         background: Grey level, or red, green and blue, behind transparent pixels, each 0 to 255.
         max_pixels: Most pixels of a picture; a small file can hold a picture that fills the memory.
 

@@ -25,7 +25,7 @@ _TEST = ("test", "testing", "testset", "val", "valid", "validation", "valset", "
 #: Folders that systems and programs leave among pictures; hidden ones besides.
 _SYSTEM = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "__pycache__"}
 
-
+#: Files, and their class indices, shape ``(N,)``, -1 without labels.
 Listed = tuple[list[str], NDArray[np.int64]]
 
 
@@ -38,7 +38,7 @@ class PictureTree:
         test: Held-out files, likewise, or None where the folder has no split for them.
         class_names: Sorted names of the class folders, or None without labels.
         read_as: How the layout was read, in words.
-        ignored: Number of files and folders that are not read, by why.
+        ignored: Number of files and folders that are not read, by the reason or the ending of their names.
     """
 
     train: Listed
@@ -172,24 +172,27 @@ def _read_splits(walk: _Walk, folder: str, splits: dict[str, list[str]], within:
     if len(names) > 1:
         raise DataError(f"{folder} has several folders to train on, {' and '.join(names)}: keep one")
     _, folders = walk.entries(folder)
-    beside = [name for name in folders if name not in (*names, *splits.get("test", []))]
-    beside = [name for name in beside if any(walk.pictures_below(os.path.join(folder, name)))]
+    others = [name for name in folders if name not in (*names, *splits.get("test", []))]
+    beside = {name: found for name in others if (found := _count(walk, os.path.join(folder, name)))}
     if beside and "test" not in splits:
         raise DataError(
-            f"{folder} has a folder {names[0]} and, beside it, folders of images ({', '.join(beside[:3])}, "
-            f"...) but none to hold out (test, val, ...): if {names[0]} is a class, rename it or set "
+            f"{folder} has a folder {names[0]} and, beside it, folders of images ("
+            f"{', '.join([*beside][:3])}, ...) but none to hold out (test, val, ...): if {names[0]} is a class, rename it or set "
             "data.layout to classes; if it is the training split, move the others away"
         )
-    walk.ignored.update({f"pictures in {name}, which is no split": 1 for name in beside})
+    walk.ignored.update({f"pictures in {name}, which is no split": found for name, found in beside.items()})
     train = _read_split(walk, os.path.join(folder, names[0]))
     test, chosen = None, ""
     for name in splits.get("test", []):
-        split = _read_split(walk, os.path.join(folder, name))
-        if test is None and split.labelled >= train.labelled:
-            test, chosen = split, name
-        elif split.classes or split.loose:
-            why = "has no class folders" if split.labelled < train.labelled else "is one more"
-            walk.ignored[f"pictures in {name}, which {why}"] += len(_all_of(split))
+        found = _count(walk, os.path.join(folder, name))
+        if test is not None:  # that one counts
+            walk.ignored[f"pictures in {name}, as {chosen} is held out"] += found
+        elif found:
+            split = _read_split(walk, os.path.join(folder, name))
+            if split.labelled >= train.labelled:
+                test, chosen = split, name
+            else:
+                walk.ignored[f"pictures in {name}, which has no class folders"] += found
     read_as = f"{names[0]}{f' and {chosen}' if chosen else ''}{within}"
     if not train.labelled:
         held = None if test is None else _unlabelled(_all_of(test))
@@ -242,6 +245,11 @@ def _read_split(walk: _Walk, folder: str) -> _Split:
         raise _nothing(walk, folder)
     walk.ignored["class folders without a picture"] += len(found) - len(classes) if classes else 0
     return _Split(classes, loose)
+
+
+def _count(walk: _Walk, folder: str) -> int:
+    """Return the number of pictures in a folder, at any depth."""
+    return sum(1 for _ in walk.pictures_below(folder))
 
 
 def _unlabelled(paths: list[str]) -> Listed:

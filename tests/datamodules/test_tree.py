@@ -89,6 +89,18 @@ def test_a_flat_test_folder_without_labels_is_said_and_not_used(tmp_path: Path) 
     assert "not read: pictures in test, which has no class folders: 2" in data.description()
 
 
+def test_split_folders_that_are_not_used_are_counted_and_never_in_the_way(tmp_path: Path) -> None:
+    pictures(tmp_path, "train/cat/1.png", "test/cat/2.png", "val/cat/3.png", "val/loose.png", "val/cat/4.png")
+    pictures(tmp_path, "raw/5.png", "raw/deep/6.png")
+    (tmp_path / "eval").mkdir()
+    tree = scan_tree(str(tmp_path))
+    assert found(tree, tmp_path, "test") == {"test/cat/2.png": "cat"}
+    assert +tree.ignored == {
+        "pictures in val, as test is held out": 3,
+        "pictures in raw, which is no split": 2,
+    }
+
+
 @pytest.mark.parametrize("name", ["2019/05/1.png", "video1/frame1.png"])
 def test_any_depth_without_labels(name: str, tmp_path: Path) -> None:
     pictures(tmp_path, name, "beside.png")
