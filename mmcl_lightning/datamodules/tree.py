@@ -177,8 +177,9 @@ def _read_splits(walk: _Walk, folder: str, splits: dict[str, list[str]], within:
     if beside and "test" not in splits:
         raise DataError(
             f"{folder} has a folder {names[0]} and, beside it, folders of images ("
-            f"{', '.join([*beside][:3])}, ...) but none to hold out (test, val, ...): if {names[0]} is a class, rename it or set "
-            "data.layout to classes; if it is the training split, move the others away"
+            f"{', '.join([*beside][:3])}, ...) but none to hold out (test, val, ...): if {names[0]} is a "
+            "class, rename it or set data.layout to classes; if it is the training split, move the others "
+            "away"
         )
     walk.ignored.update({f"pictures in {name}, which is no split": found for name, found in beside.items()})
     train = _read_split(walk, os.path.join(folder, names[0]))

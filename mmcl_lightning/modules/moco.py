@@ -12,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmcl_lightning._lightning import has_trained
 from mmcl_lightning._options import check_flags, check_number, check_whole
 from mmcl_lightning._specs import from_spec
 from mmcl_lightning.batches import image_count, item_count, map_tensors, split
@@ -120,11 +119,10 @@ class MoCo(PretrainingModule):
         self.register_buffer("keys_seen", torch.zeros((), dtype=torch.int64))
         self._new_keys: Tensor | None = None
 
-    def on_fit_start(self) -> None:
-        """Take up the first weights of the backbone, for the key encoder too."""
-        super().on_fit_start()
-        if self.init_from is not None and self.trainer.ckpt_path is None and not has_trained(self.trainer):
-            self.key_backbone.load_state_dict(self.backbone.state_dict())
+    def start_from(self, path: str) -> None:
+        """Load weights from a file into the backbone, and into the key encoder's too."""
+        super().start_from(path)
+        self.key_backbone.load_state_dict(self.backbone.state_dict())
 
     def on_train_start(self) -> None:
         """Check what the key encoder needs of the trainer."""

@@ -110,7 +110,18 @@ class PretrainingModule(ResumableModule):
         """Take up the first weights of the backbone, unless a checkpoint has brought its own."""
         super().on_fit_start()
         if self.init_from is not None and self.trainer.ckpt_path is None and not has_trained(self.trainer):
-            rank_zero_info(load_backbone(self.backbone, read_backbone(self.init_from)))
+            self.start_from(self.init_from)
+
+    def start_from(self, path: str) -> None:
+        """Load the backbone's weights from a file, every one of them or none.
+
+        Args:
+            path: As ``init_from``.
+
+        Raises:
+            ConfigError: If the file cannot be read or does not fit.
+        """
+        rank_zero_info(load_backbone(self.backbone, read_backbone(path)))
 
     @abstractmethod
     def loss_of_views(self, views: list[Any]) -> tuple[Tensor, Tensor]:

@@ -36,26 +36,33 @@ class BackboneFile:
         tensors: All tensors of the file.
         options: Options of the module that was saved, e.g. ``backbone`` and ``cifar_stem``; empty where
             the file has none.
+        place: Which state dict of the file this is, such as ``"teacher"``; empty for the usual one.
     """
 
     path: str
     tensors: dict[str, Tensor]
     options: dict[str, Any] = field(default_factory=dict)
+    place: str = ""
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """Tensors under the backbone's own key names, as torchvision has them for a ResNet."""
         return next(below for prefix in _PREFIXES if (below := self._below(prefix)))
 
-    def weights_for(self, backbone: nn.Module) -> dict[str, Tensor]:
-        """The same, below the prefix under which most weights of ``backbone`` are, the usual ones first."""
+    def weights_for(self, backbone: nn.Module) -> tuple[str, dict[str, Tensor]]:
+        """Return the prefix under which most weights of ``backbone`` are, and the weights below it.
+
+        Args:
+            backbone: The network that is to take them.
+        """
         own, found = backbone.state_dict().keys(), Counter(dict.fromkeys(_PREFIXES, 0))
         for key in self.tensors:
             parts = key.split(".")
             for depth in range(len(parts)):
                 if ".".join(parts[depth:]) in own:
                     found["".join(f"{part}." for part in parts[:depth])] += 1
-        return self._below(max(found, key=lambda prefix: found[prefix]))  # of equals the first
+        prefix = max(found, key=lambda prefix: found[prefix])  # of equals the first
+        return prefix, self._below(prefix)
 
     def _below(self, prefix: str) -> dict[str, Tensor]:
         return {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
@@ -66,25 +73,29 @@ def read_backbone(path: str) -> BackboneFile:
 
     Taken are the keys below ``backbone.`` (also ``convnet.``, the paper's code, ``encoder_q.``, MoCo's, or
     ``encoder.``), or all keys where none has such a prefix: an exported backbone or torchvision's own file. A
-    ``module.`` of DistributedDataParallel before all keys, and what torch.compile adds, go first.
+    ``module.`` of DistributedDataParallel before all keys, and what torch.compile adds, go first. Of a file
+    with several networks it is the first of ``state_dict``, ``model_state_dict``, ``model``, ``teacher`` and
+    ``student``.
 
     Args:
-        path: A Lightning checkpoint, a dict with a ``state_dict``, or a state dict, from ``torch.save``.
+        path: A Lightning checkpoint, a dict with one of these, or a state dict, from ``torch.save``.
 
     Raises:
         ConfigError: If the file is missing or damaged, or holds no weights.
     """
     content = read_file(path, "weights")
     known = content if isinstance(content, dict) else {}
-    places = [*(known[name] for name in _CONTAINERS if name in known), known]
-    tensors = next((found for place in places if (found := _tensors(place))), {})
+    places = {**{name: known[name] for name in _CONTAINERS if name in known}, "": known}
+    held = {place: found for place, content in places.items() if (found := _tensors(content))}
+    place, tensors = next(iter(held.items()), ("", {}))
     if not tensors:
         raise ConfigError(f"{path} holds no weights: neither a state_dict nor named tensors")
     tensors = {key.replace("_orig_mod.", ""): value for key, value in tensors.items()}  # of torch.compile
     if all(key.startswith("module.") for key in tensors):  # of DistributedDataParallel
         tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
     options = known.get("hyper_parameters") if "state_dict" in known else None
-    return BackboneFile(path, tensors, dict(options) if isinstance(options, dict) else {})
+    place = "" if place == "state_dict" else place
+    return BackboneFile(path, tensors, dict(options) if isinstance(options, dict) else {}, place)
 
 
 def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
@@ -99,12 +110,12 @@ def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
         file: Where they come from.
 
     Returns:
-        One line: how many matched, and what of the file was left out.
+        One line: how many matched, from which part of the file, and which heads beside them were left out.
 
     Raises:
         ConfigError: If a weight is missing, left over or of another shape; the message counts and names them.
     """
-    own, weights = backbone.state_dict(), file.weights_for(backbone)
+    own, (prefix, weights) = backbone.state_dict(), file.weights_for(backbone)
     missing = [key for key in own if key not in weights and not key.endswith("num_batches_tracked")]
     left = [key for key in weights if key not in own]
     parts = {key.partition(".")[0] for key in own}
@@ -131,7 +142,9 @@ def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
         raise ConfigError(f"{file.path}: {_some(broken)}: not finite, or no weights in floating point")
     backbone.load_state_dict({**own, **{key: weights[key] for key in own if key in weights}})
     rest = f"; left out: {_some(left)}{f' ({len(left)})' * (len(left) > 3)}" if left else ""
-    return f"{file.path}: {matched} of {len(own)} weights of the backbone loaded{rest}"
+    origin = ".".join(filter(None, (file.place, prefix.removesuffix("."))))
+    source = "" if origin in ("", "backbone") else f" from {origin}"
+    return f"{file.path}: {matched} of {len(own)} weights of the backbone loaded{source}{rest}"
 
 
 def backbone_from(

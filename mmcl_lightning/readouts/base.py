@@ -77,7 +77,7 @@ class Readout(ABC):
         """
         return epoch % period == 0 or last or not self.has_read
 
-    def start(self, reading: Reading) -> None:  # noqa: B027  # most need none of it
+    def start(self, reading: Reading) -> None:  # noqa: B027
         """Check, before training, what the run will need: what cannot work is to fail now.
 
         Args:
@@ -101,7 +101,7 @@ class Readout(ABC):
         """
         return values
 
-    def train_batch(self, trainer: Trainer, module: LightningModule, h: Any, batch: Any) -> None:  # noqa: B027  # most need none of it
+    def train_batch(self, trainer: Trainer, module: LightningModule, h: Any, batch: Any) -> None:  # noqa: B027
         """Learn from the representations of a training batch; most readouts do nothing.
 
         Args:
@@ -119,7 +119,7 @@ class Readout(ABC):
         """Return what a resumed run needs."""
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027  # most need none of it
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027
         """Take up what :meth:`state_dict` returned."""
 
     def kept(self, values: dict[str, float]) -> dict[str, float]:

@@ -177,7 +177,9 @@ def test_a_network_with_a_part_called_encoder(tmp_path: Path) -> None:
     for prefix in ("", "backbone.", "encoder.", "module.", "_orig_mod.", "module._orig_mod.backbone."):
         torch.save({prefix + key: value for key, value in network.state_dict().items()}, path)
         other = Transformer()
-        assert load_backbone(other, read_backbone(path)).endswith("4 of 4 weights of the backbone loaded")
+        source = " from encoder" if prefix == "encoder." else ""
+        said = load_backbone(other, read_backbone(path))
+        assert said.endswith(f"4 of 4 weights of the backbone loaded{source}")
         assert all(torch.equal(other.state_dict()[key], value) for key, value in network.state_dict().items())
 
 
@@ -231,36 +233,42 @@ MLP = {"fc.0.weight": torch.zeros(4, 4), "fc.2.bias": torch.zeros(4)}
 
 
 @pytest.mark.parametrize(
-    ("wrap", "head"),
+    ("wrap", "head", "origin"),
     [
         # MoCo: queries and keys have the same names, and the queries' network is the one that is judged.
         (lambda own, other: {"state_dict": _under("module.encoder_q.", own | MLP)
                              | _under("module.encoder_k.", other | MLP) | {"module.queue": torch.zeros(2)}},
-         "fc.0.weight, fc.2.bias"),
+         "fc.0.weight, fc.2.bias", "encoder_q"),
         # SimSiam, and what torch.compile and DistributedDataParallel add.
         (lambda own, other: {"state_dict": _under("module.encoder.", own | MLP)
-                             | {"module.predictor.0.weight": torch.zeros(2)}}, "fc.0.weight, fc.2.bias"),
-        (lambda own, other: {"state_dict": _under("backbone._orig_mod.", own)}, ""),
+                             | {"module.predictor.0.weight": torch.zeros(2)}},
+         "fc.0.weight, fc.2.bias", "encoder"),
+        (lambda own, other: {"state_dict": _under("backbone._orig_mod.", own)}, "", ""),
         # SwAV: heads beside the backbone under one prefix.
         (lambda own, other: _under("module.", own | {"projection_head.0.weight": torch.zeros(2),
                                                      "prototypes.weight": torch.zeros(2)}),
-         "projection_head.0.weight, prototypes.weight"),
+         "projection_head.0.weight, prototypes.weight", ""),
         (lambda own, other: {"model": own | {"fc.weight": torch.zeros(2), "fc.bias": torch.zeros(2)}},
-         "fc.weight, fc.bias"),
+         "fc.weight, fc.bias", "model"),
         # DINO: the student has other weights.
         (lambda own, other: {"student": _under("module.backbone.", other),
-                             "teacher": _under("backbone.", own) | {"head.0.weight": torch.zeros(2)}}, ""),
+                             "teacher": _under("backbone.", own) | {"head.0.weight": torch.zeros(2)}},
+         "", "teacher.backbone"),
         (lambda own, other: _under("online_network.encoder.net.", own)
-         | _under("target_network.encoder.net.", other), ""),
+         | _under("target_network.encoder.net.", other), "", "online_network.encoder.net"),
     ],
 )  # fmt: skip
-def test_published_layouts_are_known_by_their_keys(wrap: Any, head: str, tmp_path: Path) -> None:
+def test_published_layouts_are_known_by_their_keys(wrap: Any, head: str, origin: str, tmp_path: Path) -> None:
     own, other = (build_backbone("resnet18").state_dict() for _ in range(2))
     torch.save(wrap(own, other), tmp_path / "theirs.pth")
     backbone, _, report = backbone_from(str(tmp_path / "theirs.pth"), "resnet18")
     found = backbone.state_dict()
     assert all(torch.equal(found[key], value) for key, value in own.items())
-    assert f"{len(own)} of {len(own)} weights of the backbone loaded" in report
+    assert (
+        f"{len(own)} of {len(own)} weights of the backbone loaded{f' from {origin}' if origin else ''}"
+        in report
+    )
+    assert origin or "loaded from" not in report
     assert report.endswith(f"; left out: {head}") if head else "left out" not in report
 
 
