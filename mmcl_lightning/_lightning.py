@@ -37,7 +37,7 @@ __all__ = [
     "validates_now",
 ]
 
-#: Private names by the class that has them, with what an instance is asked for after a dot.
+#: Private names by the class whose instances have them.
 PRIVATE_NAMES: dict[Any, tuple[str, ...]] = {
     LightningCLI: ("_parse_ckpt_path",),
     LightningModule: ("_trainer", "_hparams", "_hparams_initial"),

@@ -144,8 +144,8 @@ class Readouts(Callback):
             readout.start(reading)
         for name, readout in due.items():
             self._write(trainer, self._read(name, readout, reading))
-        for name, value in self._latest().items():
-            trainer.callback_metrics[name] = torch.tensor(value)
+        for values in self._values.values():
+            trainer.callback_metrics.update({name: torch.tensor(v) for name, v in values.items()})
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -256,8 +256,7 @@ class Readouts(Callback):
         """Write values where the module cannot log."""
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step)
-        for name, value in values.items():
-            trainer.callback_metrics[name] = torch.tensor(value)
+        trainer.callback_metrics.update({name: torch.tensor(v) for name, v in values.items()})
 
     def _read(self, name: str, readout: Readout, reading: Reading) -> dict[str, float]:
         values = readout.compute(reading)
@@ -268,12 +267,10 @@ class Readouts(Callback):
             )
         values = readout.record(reading.epoch, values)
         readout.has_read = True
-        self._values = {**self._values, name: values} if values else self._values
+        if values:
+            self._values[name] = values
         self._interrupted.discard(name)
         return values
-
-    def _latest(self) -> dict[str, float]:
-        return {tag: value for values in self._values.values() for tag, value in values.items()}
 
 
 def _log(module: LightningModule, values: dict[str, float]) -> None:

@@ -141,7 +141,7 @@ class Reading:
             loaders = self.loaders(user, images)
             if loaders is None:
                 return None
-            kinds = set(self.needs.get(images, ()))
+            kinds = set(self.needs[images])
             options: dict[str, Any] = {}
             if images == "bank":
                 kinds |= self.needs.get("sample", set())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from runs import shapes, simclr, trainer
@@ -57,11 +58,16 @@ def test_the_rich_bar_where_rich_is_installed(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(progress_bar(), TextBar)
 
 
-def test_lines_where_there_is_no_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_where_there_is_no_terminal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 1000, 70))  # a look at the start, and one per line
+    watch = SimpleNamespace(monotonic=lambda: float(next(clock)))
+    monkeypatch.setattr("mmcl_lightning.callbacks.progress.time", watch)
     run = trainer(tmp_path, Readouts(knn=KNN(k=5)), EpochLines(), max_epochs=2)
     run.fit(simclr(), shapes())
     said = [text for record in caplog.records if (text := record.getMessage()).startswith("epoch")]
     assert len(said) == 2
-    pattern = r"epoch {} of 2, step {}: loss \d\.\d{{3}}, k-NN 0\.\d{{3}}, left 00:\d\d"
-    assert re.fullmatch(pattern.format(1, 4), said[0])
-    assert re.fullmatch(pattern.format(2, 8), said[1])
+    pattern = r"epoch {} of 2, step {}: loss \d\.\d{{3}}, k-NN 0\.\d{{3}}, left {}"
+    assert re.fullmatch(pattern.format(1, 4, "01:10"), said[0])
+    assert re.fullmatch(pattern.format(2, 8, "00:00"), said[1])
