@@ -124,6 +124,7 @@ class ImageFolderDataModule(SSLDataModule):
         if first:
             rank_zero_info(f"{self.root}: {self.description()}")
         if first and stage == "fit" and self._rank == 0:
+            self._warn_of_depth()
             self._warn_of_shared_files()
 
     def description(self) -> str:
@@ -139,6 +140,18 @@ class ImageFolderDataModule(SSLDataModule):
         if left := [f"{why}: {count}" for why, count in tree.ignored.most_common() if count]:
             lines.append(f"  not read: {', '.join(left)}")
         return "\n".join(lines)
+
+    def _warn_of_depth(self) -> None:
+        """Say so where images are nearly black because they use few of their bits; looks at up to 16."""
+        source = self.splits.pretrain
+        chosen = range(0, len(source), max(1, len(source) // 16))[:16]
+        paths = [path for i in chosen if (path := source.path(i)) is not None]
+        if dark := [path for path in paths if self.reader.is_dark_by_depth(path)]:
+            rank_zero_warn(
+                f"{len(dark)} of {len(paths)} images looked at, such as {dark[0]}, have 16 bits and values "
+                "below 4096 alone, and are nearly black: set data.value_range, as in "
+                "--data.value_range '[0, 4095]'"
+            )
 
     def _warn_of_shared_files(self) -> None:
         """Say so where held-out images are trained on under another name."""

@@ -98,6 +98,17 @@ class PictureReader:
             hint = "convert it to 8-bit RGB" if _is_tiff(path) else "repair or remove it"
             raise DataError(f"the image {path} cannot be read ({error}); {hint}") from error
 
+    def is_dark_by_depth(self, path: str | Path) -> bool:
+        """Whether a picture of 16 bits has values below 4096 alone: 12 bits perhaps, and nearly black here.
+
+        Args:
+            path: The file; of one that cannot be read, reading says why.
+        """
+        with contextlib.suppress(OSError, SyntaxError, ValueError), _any_size(), Image.open(path) as image:
+            deep = image.mode == "I" or image.mode.startswith("I;")
+            return self.value_range is None and deep and 0 < int(np.asarray(image).max()) < 4096
+        return False
+
     def _to_rgb(self, image: Image.Image, path: str | Path) -> Image.Image:
         if image.mode in _DEEP or image.mode.startswith("I;"):
             return Image.fromarray(self._to_bytes(image, path)).convert("RGB")

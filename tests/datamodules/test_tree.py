@@ -183,3 +183,18 @@ def test_the_choice_of_images_is_that_of_a_loop_over_classes() -> None:
         rank[members] = np.arange(len(members))
     expected = np.sort(np.lexsort((generator.random(300), rank))[:77])
     assert np.array_equal(balanced_subset(known, 77, 5), expected)
+
+
+@pytest.mark.parametrize(
+    ("top", "options", "warned"),
+    [(4095, {}, True), (60000, {}, False), (4095, {"value_range": (0, 4095)}, False)],
+)
+def test_twelve_bits_in_sixteen_are_warned_of(
+    top: int, options: dict[str, Any], warned: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    for index in range(6):
+        Image.fromarray(np.full((8, 8), top - index, np.uint16)).save(tmp_path / f"{index}.png")
+    module(tmp_path, **options).setup("fit")
+    said = [str(warning.message) for warning in recwarn if "nearly black" in str(warning.message)]
+    assert len(said) == warned
+    assert all("--data.value_range '[0, 4095]'" in message for message in said)
