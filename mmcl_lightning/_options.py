@@ -6,6 +6,7 @@ option, and ``"no"`` in place of a flag would count as true.
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from collections.abc import Iterable
@@ -13,7 +14,15 @@ from typing import Any, TypeGuard
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["check_choice", "check_flags", "check_number", "check_whole", "is_number", "is_whole"]
+__all__ = [
+    "arguments_of",
+    "check_choice",
+    "check_flags",
+    "check_number",
+    "check_whole",
+    "is_number",
+    "is_whole",
+]
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -65,6 +74,25 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
         *most, last = map(repr, known)
         words = f"{', '.join(most)} or {last}" if most else last
         raise ConfigError(f"{name} must be {words}, got {value!r}")
+
+
+def arguments_of(thing: Any) -> dict[str, Any]:
+    """Return the arguments that build an object again, by name, read from the attributes of those names.
+
+    Args:
+        thing: An object whose class keeps every argument of its constructor.
+
+    Raises:
+        ConfigError: If an argument is not kept.
+    """
+    names = inspect.signature(type(thing)).parameters
+    missing = [name for name in names if not hasattr(thing, name)]
+    if missing:
+        raise ConfigError(
+            f"{type(thing).__name__} does not say how it was built: keep the argument {missing[0]!r} of its "
+            f"__init__ as self.{missing[0]}"
+        )
+    return {name: getattr(thing, name) for name in names}
 
 
 def _fits(value: float, rule: str) -> bool:

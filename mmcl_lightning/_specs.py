@@ -21,6 +21,7 @@ from mmcl_lightning.kernels import Kernel
 from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.losses.weights import NegativeWeights
 from mmcl_lightning.svm import Solver
+from mmcl_lightning.transforms import ImageTransform
 
 __all__ = ["from_spec", "to_spec"]
 
@@ -32,8 +33,8 @@ def to_spec(value: Any) -> Any:
     """Describe a value in plain data; a live module or function becomes a note that says what it was."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"class_path": _path(type(value)), "init_args": to_spec(_fields(value))}
-    if isinstance(value, ContrastiveLoss):
-        return _loss_spec(value)
+    if isinstance(value, ContrastiveLoss | ImageTransform):
+        return _kept_spec(value)
     if isinstance(value, functools.partial) and not value.args:
         return {"class_path": _path(value.func), "init_args": to_spec(value.keywords)}
     if isinstance(value, type):  # an optimizer class, called with its own defaults
@@ -98,12 +99,12 @@ def _is_spec(value: Any) -> bool:
     return isinstance(value, dict) and ("class_path" in value or "live_object" in value)
 
 
-def _loss_spec(loss: ContrastiveLoss) -> dict[str, Any]:
+def _kept_spec(thing: ContrastiveLoss | ImageTransform) -> dict[str, Any]:
     try:
-        options = loss.options()
-    except ConfigError:  # a loss of the user that does not keep its arguments
-        return _note(loss)
-    return {"class_path": _path(type(loss)), "init_args": to_spec(options)}
+        options = thing.options()
+    except ConfigError:  # one of the user that does not keep its arguments
+        return _note(thing)
+    return {"class_path": _path(type(thing)), "init_args": to_spec(options)}
 
 
 def _note(value: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def test_evaluate_resume_validate_and_test(
     assert lines[2].startswith("best:         ")
     assert lines[3] == (
         "protocol:     mmcl_small: Adam lr=0.001 wd=1e-06 constant, batch 8, 2 epochs, frozen backbone, "
-        f"weights {pretrained}"
+        f"weights {pretrained}, images of 16 x 16 pixels by EvalTransform(resize=None, crop=None), in [0, 1]"
     )
     result = float(lines[1].split()[2])
     run = folder / "runs" / "cifar10_linear" / "version_0" / "checkpoints" / "last.ckpt"

@@ -32,7 +32,7 @@ PUBLIC = {
     "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment effective_k "
     "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores rankme "
     "sharded_knn_accuracy uniformity",
-    "models": "Conv4 ProjectionHead build_backbone feature_dim",
+    "models": "Conv4 ProjectionHead build_backbone explained feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
     "LinearEvaluation MMCL MoCo PretrainingModule SimCLR export_backbone",
     "negatives": "HeldOutImages Selection SupportVectors choose_images find_support_vectors mmcl_criterion",
@@ -44,8 +44,8 @@ PUBLIC = {
     "svm": "Exact Factorisation Inverse MaxMarginDual ProjectedGradient Solution Solver Status "
     "max_margin_dual",
     "svm.solvers": "Exact Inverse ProjectedGradient Solver",
-    "transforms": "CIFAR_MEAN CIFAR_STD CentralCrop EvalTransform ImageTransform MultiView SimCLRTransform "
-    "SquareGaussianBlur",
+    "transforms": "CIFAR_MEAN CIFAR_STD CentralCrop EvalTransform GaussianBlur ImageTransform MultiView "
+    "SimCLRTransform",
 }
 #: Whose arguments are said elsewhere, or are those of a base class.
 ELSEWHERE = {"MMCLCLI", "RecipeFile", "knn_predict", "squared_distances"}

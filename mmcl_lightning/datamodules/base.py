@@ -28,11 +28,13 @@ from mmcl_lightning.datamodules.loading import (
     ResumableDataLoader,
     leave_process_group,
 )
+from mmcl_lightning.datamodules.preprocessing import Preprocessing, statistics_text
 from mmcl_lightning.datamodules.sources import ImageSource, JoinedSource
 from mmcl_lightning.datamodules.splits import Splits, describe_rows
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.transforms import ImageTransform, MultiView
+from mmcl_lightning.transforms import ImageTransform, MultiView, SimCLRTransform
 from mmcl_lightning.transforms.base import disagreement
+from mmcl_lightning.transforms.images import channel_count
 
 __all__ = ["SSLDataModule", "Splits"]
 
@@ -273,6 +275,62 @@ class SSLDataModule(LightningDataModule):
         root = os.path.abspath(os.path.expanduser(getattr(self, "root", None) or "."))
         return describe_rows(self.splits.predicted(self.predict_split), positions, self.class_names, root)
 
+    def preprocessing(self) -> Preprocessing:
+        """Say how images reach a network; reads the first training image."""
+        train, evaluation = self._transforms()
+        train = train.transform if isinstance(train, MultiView) else train
+        image = self.splits.pretrain.image(0)
+        height, width = evaluation(image).shape[-2:]
+        return Preprocessing(
+            transform=evaluation if isinstance(evaluation, ImageTransform) else None,
+            pixels=(height, width),
+            view_pixels=train.pixels if isinstance(train, ImageTransform) else None,
+            channels=channel_count(image),
+        )
+
+    def take_over(self, found: Preprocessing) -> None:
+        """Treat images as those that a network was trained on, where the options leave that open.
+
+        Args:
+            found: What came with the weights of the network.
+
+        Raises:
+            ConfigError: If the options say otherwise of mean and std, or the number of channels differs. Of
+                another size is warned.
+        """
+        channels = channel_count(self.splits.pretrain.image(0))
+        if channels != found.channels:
+            raise ConfigError(
+                f"the weights were trained on images of {found.channels} channels, and those of the data "
+                f"have {channels}: set data.channels, or give the weights of such a network"
+            )
+        if self.eval_transform is None:
+            self.eval_transform = found.transform
+        if self.train_transform is None:
+            self.train_transform = self.train_transform_like(found)
+        for name, transform in zip(("train_transform", "eval_transform"), self._transforms(), strict=True):
+            if found.transform is not None and not found.normalised_as(transform):
+                raise ConfigError(
+                    f"the weights were trained on images {_normalised(found.transform)}, and {name} makes "
+                    f"images {_normalised(transform)}: leave mean, std and {name} out, or, to keep "
+                    "them, set --model.preprocessing data"
+                )
+        if found.pixels not in (None, own := self.preprocessing().pixels):
+            sizes = ("{} x {}".format(*(pixels or ())) for pixels in (found.pixels, own))
+            rank_zero_warn("the weights were judged on images of {} pixels, these have {}".format(*sizes))
+
+    def train_transform_like(self, found: Preprocessing) -> ImageTransform:
+        """Return the default augmentation, with the size, mean and std of what came with weights.
+
+        Args:
+            found: What came with them.
+        """
+        default = self.default_train_transform()
+        if found.transform is None or not isinstance(default, SimCLRTransform):
+            return default
+        size = {} if found.view_pixels is None else {"size": found.view_pixels}
+        return default.replace(mean=found.transform.mean, std=found.transform.std, **size)
+
     def fingerprint(self) -> dict[str, str]:
         """Return the number of images and a hash of them for each split; see :meth:`Splits.fingerprint`."""
         return self.splits.fingerprint()
@@ -349,3 +407,8 @@ class SSLDataModule(LightningDataModule):
     @property
     def _rank(self) -> int:
         return self.trainer.global_rank if self.trainer is not None else 0
+
+
+def _normalised(transform: ImageTransform) -> str:
+    text = statistics_text(transform)
+    return text if transform.mean is None else f"normalised by {text}"

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -15,22 +14,23 @@ from mmcl_lightning.datamodules.loading import mix_seed
 from mmcl_lightning.datamodules.sources import ImageSource
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import MultiView, SimCLRTransform
+from mmcl_lightning.transforms.images import PixelImage, image_size
 
 __all__ = ["BatchedViews", "EvalDataset", "RawViewDataset", "ViewDataset", "view_dataset"]
 
 
 class ViewDataset(Dataset[Any]):
-    """Augmented images under ``(epoch, position)`` keys: ``(list of (3, H, W) float32, target)``.
+    """Augmented images under ``(epoch, position)`` keys: ``(list of (C, H, W) float32, target)``.
 
     Args:
         source: The images.
-        transform: From PIL image to a list of views, or to a single one. It may draw from torch's generator,
+        transform: From image to a list of views, or to a single one. It may draw from torch's generator,
             and only there: numbers from ``random`` or NumPy are not reproduced.
         seed: The augmentations are a function of the seed, the epoch and the position.
     """
 
     def __init__(
-        self, source: ImageSource, transform: Callable[[Image.Image], list[Tensor]], seed: int
+        self, source: ImageSource, transform: Callable[[PixelImage], list[Tensor]], seed: int
     ) -> None:
         self.source = source
         self.transform = transform
@@ -56,7 +56,7 @@ class ViewDataset(Dataset[Any]):
 class RawViewDataset(ViewDataset):
     """Images with what is drawn for their views, for :class:`BatchedViews` to collate.
 
-    Under ``(epoch, position)`` keys: ``((3, H, W) uint8, a list of parameters, target)``. The parameters are
+    Under ``(epoch, position)`` keys: ``((C, H, W) uint8, a list of parameters, target)``. The parameters are
     those that :class:`ViewDataset` draws for the same key.
 
     Args:
@@ -80,14 +80,16 @@ class _Draw:
     def __init__(self, views: MultiView) -> None:
         self.views = views
 
-    def __call__(self, image: Image.Image) -> Any:
+    def __call__(self, image: PixelImage) -> Any:
         transform: Any = self.views.transform
-        drawn = [transform.draw(*image.size) for _ in range(self.views.views)]
+        drawn = [transform.draw(*image_size(image)) for _ in range(self.views.views)]
+        if isinstance(image, Tensor):
+            return image, drawn
         return torch.from_numpy(np.array(image)).permute(2, 0, 1), drawn
 
 
 class BatchedViews:
-    """Collate the items of a :class:`RawViewDataset` into ``(list of (B, 3, size, size), targets)``.
+    """Collate the items of a :class:`RawViewDataset` into ``(list of (B, C, *size), targets)``.
 
     Args:
         transform: The augmentation of one view: a transform with ``apply_batch``.
@@ -154,18 +156,18 @@ def view_dataset(
 
 
 class EvalDataset(Dataset[Any]):
-    """Images under the evaluation transform: ``((3, H, W) float32, target)``.
+    """Images under the evaluation transform: ``((C, H, W) float32, target)``.
 
     At ``~position`` lies the same image as at ``position``, with the target -1: see :class:`EvenSampler`.
 
     Args:
         source: The images.
-        transform: From PIL image to tensor, without randomness.
+        transform: From image to tensor, without randomness.
         numbered: Give the position of the image as a third part.
     """
 
     def __init__(
-        self, source: ImageSource, transform: Callable[[Image.Image], Tensor], numbered: bool = False
+        self, source: ImageSource, transform: Callable[[PixelImage], Tensor], numbered: bool = False
     ) -> None:
         self.source = source
         self.transform = transform

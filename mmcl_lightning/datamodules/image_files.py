@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from mmcl_lightning.datamodules.pictures import PictureReader
 from mmcl_lightning.datamodules.sources import ImageSource
 from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.transforms.images import PixelImage
 
 __all__ = ["FileSource", "cache_images", "hold_out"]
 
@@ -35,8 +38,8 @@ class FileSource(ImageSource):
         self._read = PictureReader() if read is None else read
         self.targets = np.full(len(paths), -1) if targets is None else np.asarray(targets, dtype=np.int64)
 
-    def image(self, index: int) -> Image.Image:
-        """Read image ``index`` in mode RGB."""
+    def image(self, index: int) -> PixelImage:
+        """Read image ``index``."""
         return self._read(self.path(index))
 
     def path(self, index: int) -> str:
@@ -48,18 +51,21 @@ class _CachedFiles(ImageSource):
     """Decoded images, which remember their files.
 
     Args:
-        images: The pixels of each, of equal or differing sizes.
+        images: The pixels of each, of equal or differing sizes, as arrays.
+        tensors: Whether they are tensors ``(C, H, W)`` and not in mode RGB.
         source: Where they come from.
     """
 
-    def __init__(self, images: list[np.ndarray], source: ImageSource) -> None:
+    def __init__(self, images: list[np.ndarray], tensors: bool, source: ImageSource) -> None:
         equal = len({image.shape for image in images}) == 1
         self._images: np.ndarray | list[np.ndarray] = np.stack(images) if equal else images
+        self._tensors = tensors
         self._source = source
         self.targets = source.targets
 
-    def image(self, index: int) -> Image.Image:
-        return Image.fromarray(self._images[index])
+    def image(self, index: int) -> PixelImage:
+        pixels = self._images[index]
+        return torch.from_numpy(pixels) if self._tensors else Image.fromarray(pixels)
 
     def path(self, index: int) -> str | None:
         return self._source.path(index)
@@ -72,16 +78,18 @@ def cache_images(source: ImageSource) -> ImageSource:
         ConfigError: If the decoded images need more than 4 GiB.
         DataError: If an image is damaged.
     """
-    images, size = [], 0
+    images, size, tensors = [], 0, False
     for index in range(len(source)):
-        images.append(np.array(source.image(index)))
+        image = source.image(index)
+        tensors = isinstance(image, Tensor)
+        images.append(image.numpy() if isinstance(image, Tensor) else np.array(image))
         size += images[-1].nbytes
         if size > _CACHE_LIMIT:
             raise ConfigError(
                 f"cache needs more than {_CACHE_LIMIT >> 30} GiB ({index + 1} of {len(source)} images"
                 " decoded); set cache to false, or make the images smaller"
             )
-    return _CachedFiles(images, source)
+    return _CachedFiles(images, tensors, source)
 
 
 def hold_out(source: ImageSource, holdout: float, seed: int) -> tuple[ImageSource, ImageSource | None]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mmcl_lightning._options import check_choice, check_whole
+from mmcl_lightning._options import check_choice
+from mmcl_lightning._specs import to_spec
 from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.duplicates import shared_files
 from mmcl_lightning.datamodules.image_files import FileSource, cache_images, hold_out
 from mmcl_lightning.datamodules.pictures import PictureReader
+from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.datamodules.sources import ImageSource
 from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.datamodules.tree import Layout, PictureTree, scan_tree
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform
+from mmcl_lightning.transforms.base import as_pair
 
 __all__ = ["ImageFolderDataModule"]
 
@@ -38,23 +43,30 @@ class ImageFolderDataModule(SSLDataModule):
     How it was read, and what was not, is said when a run begins. Every format that Pillow opens is read, as
     :class:`~mmcl_lightning.datamodules.pictures.PictureReader` says.
 
-    The default augmentation is recipe A2 up to an ``image_size`` of 96 pixels and A1 above, the default
-    evaluation a centre crop of ``image_size`` pixels out of the image with ``eval_resize`` as short side.
+    The default augmentation is recipe A2 up to an ``image_size`` of 96 pixels and A1 above, with the task
+    ``"classify"`` crops and flips alone; the default evaluation is a centre crop of ``image_size`` pixels out
+    of the image with ``eval_resize`` as short side. An evaluation of weights that say how their images were
+    made takes that over where the options leave it open.
 
     Batch:
-        ``(views, targets)``, views two float32 tensors ``(B, 3, image_size, image_size)``, in [0, 1]
-        unless mean and std are set; targets int64.
+        ``(views, targets)``, views two float32 tensors ``(B, channels, *image_size)``, in [0, 1] unless mean
+        and std are set; targets int64.
 
     Args:
         root: The folder.
-        image_size: Height and width of a view and of an evaluation image, in pixels.
+        image_size: Height and width of a view and of an evaluation image, in pixels, one number for a square;
+            None for that of the weights that are judged, or 224.
         eval_resize: Short side before the evaluation crop in pixels (256 for ImageNet at 224), None for
             ``image_size``.
-        mean: Per-channel mean in units of [0, 1], or None.
-        std: Per-channel standard deviation, or None.
+        mean: Per-channel mean in units of [0, 1], or None for that of the weights that are judged, or 0.
+        std: Per-channel standard deviation, or None for that of the weights that are judged, or 1.
         holdout: Fraction held out where the folder has no test images, 0 <= holdout < 1.
         layout: ``"splits"``, ``"classes"`` or ``"flat"`` (all images at any depth, unlabelled) where
             ``"auto"`` reads it otherwise; see :func:`~mmcl_lightning.datamodules.tree.scan_tree`.
+        channels: Channels of an image: 3, colour; 1, grey; others for all bands of a TIFF. None for 3, or the
+            number of ``bands``. The network needs as many: ``--model.backbone '{name: resnet18, in_channels:
+            4}'``.
+        bands: Which bands of a file become the channels, counted from 0, such as ``[3, 2, 1]``.
         value_range: Values of images of 16 bits, integers or floats that are black and white, beyond which
             all is black or white too; None for the range of 16 bits and for 0 to 1 of floats.
         background: Grey level, or red, green and blue, behind transparent pixels.
@@ -71,29 +83,31 @@ class ImageFolderDataModule(SSLDataModule):
     def __init__(
         self,
         root: str = "data",
-        image_size: int = _IMAGE_SIZE,
-        eval_resize: int | None = None,
-        mean: tuple[float, float, float] | None = None,
-        std: tuple[float, float, float] | None = None,
+        image_size: int | tuple[int, int] | None = None,
+        eval_resize: int | tuple[int, int] | None = None,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
         holdout: float = 0.1,
         cache: bool = False,
         layout: Layout = "auto",
+        channels: int | None = None,
+        bands: tuple[int, ...] | None = None,
         value_range: tuple[float, float] | None = None,
         background: int | tuple[int, int, int] = 255,
         max_pixels: int = 250_000_000,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_whole(1, image_size=image_size)
+        pixels = None if image_size is None else as_pair(image_size, "image_size")
         for name, given in (
             ("train_transform", self.train_transform),
             ("eval_transform", self.eval_transform),
         ):
-            size = getattr(given, "size", image_size)
-            if image_size not in (size, _IMAGE_SIZE):  # given, and in vain
+            own = getattr(given, "pixels", None)
+            if pixels is not None and own not in (None, pixels):  # image_size is given in vain
                 raise ConfigError(
-                    f"image_size is {image_size}, and {name} makes images of {size} pixels: set its size, "
-                    f"as in --data.{name}.size {image_size}"
+                    f"image_size is {image_size}, and {name} makes images of {own[0]} x {own[1]} pixels: set "
+                    f"its size, as in --data.{name}.size {image_size}"
                 )
         if mean is not None and None not in (self.train_transform, self.eval_transform):
             raise ConfigError(
@@ -103,16 +117,19 @@ class ImageFolderDataModule(SSLDataModule):
         if not 0.0 <= holdout < 1.0:
             raise ConfigError(f"holdout is a fraction, 0 <= holdout < 1, got {holdout}")
         self.root = root
-        self.image_size = image_size
+        self.image_size = _IMAGE_SIZE if image_size is None else image_size
+        self._sized = image_size is not None
         self.eval_resize = eval_resize
         self.mean = mean
         self.std = std
         self.holdout = holdout
         self.cache = cache
         check_choice("layout", layout, ("auto", "splits", "classes", "flat"))
-        check_whole(1, max_pixels=max_pixels)
         self.layout = layout
-        self.reader = PictureReader(value_range, background, max_pixels)
+        self.reader = PictureReader(channels, bands, value_range, background, max_pixels)
+        numbers = 0 if mean is None else len(mean)
+        if numbers not in (0, self.reader.depth):
+            raise ConfigError(f"mean and std have {numbers} numbers, and images {self.reader.depth} channels")
         self._tree: PictureTree | None = None
         self.default_train_transform()  # a wrong mean, std or size shows before the folder is read
         self.default_eval_transform()
@@ -195,9 +212,59 @@ class ImageFolderDataModule(SSLDataModule):
         """Decode the images, if they are to be cached."""
         return cache_images(source) if self.cache else source
 
+    def preprocessing(self) -> Preprocessing:
+        """Say how images reach a network; reads the first training image."""
+        options = ("channels", "bands", "value_range")
+        reader = {name: to_spec(getattr(self.reader, name)) for name in options}
+        return dataclasses.replace(super().preprocessing(), reader=reader)
+
+    def take_over(self, found: Preprocessing) -> None:
+        """Treat images as those that a network was trained on, where the options leave that open.
+
+        Args:
+            found: What came with the weights of the network.
+
+        Raises:
+            ConfigError: If the options say otherwise of mean and std, or the number of channels differs.
+        """
+        taken: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in found.reader.items() if getattr(self.reader, name, value) is None
+        }  # fmt: skip
+        if any(value is not None for value in taken.values()):
+            self.reader = dataclasses.replace(self.reader, **taken)
+            self._splits = None  # its images know the reader from before
+        if found.transform is not None:
+            self._take_over_transform(found.transform, found)
+        super().take_over(found)
+
+    def _take_over_transform(self, transform: ImageTransform, found: Preprocessing) -> None:
+        """Set the size, the mean and the std that are not given, and the transform that they make."""
+        own_size, own_mean = self._sized or self.eval_resize is not None, self.mean is not None
+        if not own_mean:
+            self.mean, self.std = _tuple(transform.mean), _tuple(transform.std)
+        if not own_size:
+            self.image_size = found.view_pixels or found.pixels or self.image_size
+        if own_size or transform.pixels is None:  # files of a folder are of many sizes
+            size = self.image_size if own_size else found.pixels or self.image_size
+            transform = EvalTransform.imagenet(size, self.eval_resize, self.mean, self.std)
+        elif own_mean:
+            transform = transform.replace(mean=self.mean, std=self.std)
+        if self.eval_transform is None:
+            self.eval_transform = transform
+
+    def train_transform_like(self, found: Preprocessing) -> ImageTransform:
+        """Return the default augmentation, whose size, mean and std were taken over."""
+        return self.default_train_transform()
+
     def default_train_transform(self) -> ImageTransform:
-        """Return recipe A2 up to 96 pixels and A1 above, with the mean and std of the options."""
-        small = self.image_size <= _SMALL_IMAGE
+        """Return recipe A2 up to 96 pixels and A1 above, to classify crops and flips alone."""
+        if self.task == "classify":
+            return SimCLRTransform(
+                self.image_size, interpolation="bicubic", cj_prob=0.0, gray_prob=0.0, blur_prob=0.0,
+                mean=self.mean, std=self.std,
+            )  # fmt: skip
+        small = max(as_pair(self.image_size)) <= _SMALL_IMAGE
         preset = SimCLRTransform.cifar if small else SimCLRTransform.imagenet
         return preset(self.image_size, mean=self.mean, std=self.std)
 
@@ -209,3 +276,7 @@ class ImageFolderDataModule(SSLDataModule):
         if self._tree is None:
             self._tree = scan_tree(self.root, self.layout)
         return self._tree
+
+
+def _tuple(values: Sequence[float] | None) -> tuple[float, ...] | None:
+    return None if values is None else tuple(values)

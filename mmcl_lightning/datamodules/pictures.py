@@ -1,26 +1,31 @@
-"""Read picture files of every bit depth, orientation and transparency as 8-bit RGB, or say why not."""
+"""Read picture files of every bit depth, orientation and number of bands as 8 bits, or say why not."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from mmcl_lightning._options import is_number
+from mmcl_lightning._options import check_whole, is_number, is_whole
+from mmcl_lightning.datamodules.bands import is_tiff, read_bands
 from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.transforms.images import PixelImage
 
 __all__ = ["PictureReader", "extensions", "is_picture"]
 
 #: Formats that Pillow recognises and cannot read by itself.
 _NO_PICTURES = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 _MAX_PIXELS = 250_000_000
+_SAMPLES_PER_PIXEL = 277  # tag of a TIFF
 _DEEP = ("I", "F")  # modes of one band with more than 8 bits, 32-bit integers and floats; I;16 besides
 
 
@@ -47,14 +52,20 @@ def is_picture(path: str) -> bool:
 
 @dataclass(frozen=True)
 class PictureReader:
-    """Reads a picture file as an image in mode RGB, upright and without transparency.
+    """Reads a picture file as an image of 8 bits, upright and without transparency.
 
-    Pictures of 8 bits are taken as they are. Of deeper ones, which have one band, ``value_range`` goes from
-    black to white; without it that is the range of the type: 0 to 65535 for 16 bits, 0 to 1 for floats.
-    Values outside of these have no range that is known, and are refused; outside of a given ``value_range``
-    they are black or white. Transparent pixels show ``background``. Of an animation the first frame is read.
+    Pictures of 8 bits are taken as they are. Of deeper ones ``value_range`` goes from black to white, in 256
+    levels; without it that is the range of the type: 0 to 65535 for 16 bits, 0 to 1 for floats. Values
+    outside of these have no range that is known, and are refused; outside of a given ``value_range`` they are
+    black or white. Transparent pixels show ``background``. Of an animation the first frame is read.
+
+    With three channels, the default, or one, colour becomes grey and grey colour, and a file of another
+    number of bands is refused. With ``bands``, or another number of ``channels``, the bands of a file are
+    taken as they are; those of a TIFF, also where they are its pages, by tifffile.
 
     Args:
+        channels: Channels of an image; None for the number of ``bands``, or 3.
+        bands: Which bands of a file become the channels, counted from 0; None for all of them.
         value_range: Values of such deep pictures that become black and white, the first smaller; or None.
         background: Grey level, or red, green and blue, behind transparent pixels, each 0 to 255.
         max_pixels: Most pixels of a picture; a small file can hold a picture that fills the memory.
@@ -63,11 +74,23 @@ class PictureReader:
         ConfigError: If an option is out of range.
     """
 
+    channels: int | None = None
+    bands: tuple[int, ...] | None = None
     value_range: tuple[float, float] | None = None
     background: int | tuple[int, int, int] = 255
     max_pixels: int = _MAX_PIXELS
 
     def __post_init__(self) -> None:
+        check_whole(1, max_pixels=self.max_pixels)
+        if self.channels is not None:
+            check_whole(1, channels=self.channels)
+        bands = self.bands
+        if bands is not None and not (len(bands) and all(is_whole(band) and band >= 0 for band in bands)):
+            raise ConfigError(f"bands must be numbers of bands, counted from 0, got {bands!r}")
+        if bands is not None and self.channels not in (None, len(bands)):
+            raise ConfigError(
+                f"channels is {self.channels}, and bands names {len(bands)}: leave channels out"
+            )
         limits = self.value_range
         if limits is not None:
             numbers = len(limits) == 2 and all(is_number(v) and np.isfinite(v) for v in limits)
@@ -77,26 +100,36 @@ class PictureReader:
         if len(levels) != 3 or not all(isinstance(v, int) and 0 <= v <= 255 for v in levels):
             raise ConfigError(f"background must be a grey level or three, 0 to 255, got {self.background!r}")
 
-    def __call__(self, path: str | Path) -> Image.Image:
+    @property
+    def depth(self) -> int:
+        """Number of channels of the images."""
+        return self.channels or (3 if self.bands is None else len(self.bands))
+
+    def __call__(self, path: str | Path) -> PixelImage:
         """Read a file.
 
         Args:
             path: The file.
+
+        Returns:
+            A PIL image in mode RGB; of other than three channels a uint8 tensor ``(C, H, W)``.
 
         Raises:
             DataError: If it is missing, damaged, too large, or of a kind whose values have no known range.
         """
         try:
             with _any_size(), Image.open(path) as image:
-                if image.width * image.height > self.max_pixels:
-                    raise DataError(
-                        f"the image {path} has {image.width} x {image.height} pixels, more than max_pixels, "
-                        f"{self.max_pixels}: set data.max_pixels if that is right, or make it smaller"
-                    )
-                return self._to_rgb(_upright(image), path)
+                self._check_size(image.height, image.width, path)
+                deep = self.value_range is not None and _has_deep_colour(image)
+                if self._whole_bands or (deep and is_tiff(path)):
+                    return self._from_bands(read_bands(path, self._checking(path), image), path)
+                _check_bands(image, path, deep)
+                rgb = self._to_rgb(_upright(image), path)
+                return rgb if self.depth == 3 else _to_tensor(np.asarray(rgb.convert("L"))[None])
         except (OSError, SyntaxError, ValueError, MemoryError) as error:
-            hint = "convert it to 8-bit RGB" if _is_tiff(path) else "repair or remove it"
-            raise DataError(f"the image {path} cannot be read ({error}); {hint}") from error
+            if isinstance(error, UnidentifiedImageError) and is_tiff(path):  # of bands that Pillow knows not
+                return self._from_bands(read_bands(path, self._checking(path)), path)
+            raise DataError(f"the image {path} cannot be read ({error}); repair or remove it") from error
 
     def is_dark_by_depth(self, path: str | Path) -> bool:
         """Whether a picture of 16 bits has values below 4096 alone: 12 bits perhaps, and nearly black here.
@@ -104,14 +137,54 @@ class PictureReader:
         Args:
             path: The file; of one that cannot be read, reading says why.
         """
-        with contextlib.suppress(OSError, SyntaxError, ValueError), _any_size(), Image.open(path) as image:
-            deep = image.mode == "I" or image.mode.startswith("I;")
-            return self.value_range is None and deep and 0 < int(np.asarray(image).max()) < 4096
+        if self.value_range is not None:
+            return False
+        with contextlib.suppress(DataError, OSError, SyntaxError, ValueError), _any_size():
+            if self._whole_bands:
+                values = self._chosen(read_bands(path, self._checking(path)), path)
+            else:
+                with Image.open(path) as image:
+                    deep = _has_deep_colour(image)
+                    values = np.asarray(image)
+                    if deep:  # Pillow gives the upper 8 bits
+                        return 0 < int(values.max()) < 16
+            return values.dtype.kind in "iu" and values.itemsize > 1 and 0 < int(values.max()) < 4096
         return False
+
+    @property
+    def _whole_bands(self) -> bool:
+        return self.bands is not None or self.depth not in (1, 3)
+
+    def _chosen(self, bands: NDArray[Any], path: str | Path) -> NDArray[Any]:
+        """Return the bands that become channels, out of all of a file ``(K, H, W)``."""
+        count, wanted = len(bands), self.bands
+        if wanted is None and not self._whole_bands and count == 1:
+            return np.repeat(bands, self.depth, axis=0)
+        if wanted is None and count != self.depth:
+            raise DataError(_many_bands(path, count, self.depth))
+        if wanted is not None and max(wanted) >= count:
+            raise DataError(f"the image {path} has {count} bands, counted from 0, and data.bands is {wanted}")
+        return bands if wanted is None else bands[list(wanted)]
+
+    def _from_bands(self, bands: NDArray[Any], path: str | Path) -> PixelImage:
+        levels = self._to_bytes(self._chosen(bands, path), path)
+        if self.depth == 3:
+            return Image.fromarray(np.ascontiguousarray(levels.transpose(1, 2, 0)))
+        return _to_tensor(levels)
+
+    def _checking(self, path: str | Path) -> Callable[[int, int], None]:
+        return functools.partial(self._check_size, path=path)
+
+    def _check_size(self, height: int, width: int, path: str | Path) -> None:
+        if width * height > self.max_pixels:
+            raise DataError(
+                f"the image {path} has {width} x {height} pixels, more than max_pixels, {self.max_pixels}: "
+                "set data.max_pixels if that is right, or make it smaller"
+            )
 
     def _to_rgb(self, image: Image.Image, path: str | Path) -> Image.Image:
         if image.mode in _DEEP or image.mode.startswith("I;"):
-            return Image.fromarray(self._to_bytes(image, path)).convert("RGB")
+            return Image.fromarray(self._to_bytes(np.asarray(image), path)).convert("RGB")
         if image.has_transparency_data:
             above = image.convert("RGBA")
             behind = self.background if isinstance(self.background, tuple | list) else (self.background,) * 3
@@ -119,15 +192,16 @@ class PictureReader:
             return Image.alpha_composite(page, above).convert("RGB")
         return image.convert("RGB")
 
-    def _to_bytes(self, image: Image.Image, path: str | Path) -> NDArray[np.uint8]:
-        """Return the values of a picture of one deep band as grey levels."""
-        values = np.asarray(image)
+    def _to_bytes(self, values: NDArray[Any], path: str | Path) -> NDArray[np.uint8]:
+        """Return the values of a picture as levels of 8 bits."""
+        limits, floats = self.value_range, values.dtype.kind == "f"
+        if limits is None and values.dtype == np.uint8:
+            return values
         low, high = float(values.min()), float(values.max())
-        limits = self.value_range
         if limits is None:
-            limits = (0.0, 1.0) if image.mode == "F" else (0.0, 65535.0)
+            limits = (0.0, 1.0) if floats else (0.0, 65535.0)
             if not (limits[0] <= low and high <= limits[1]):  # NaN too
-                kind = "floats" if image.mode == "F" else "integers of more than 16 bits"
+                kind = "floats" if floats else "integers of more than 16 bits"
                 raise DataError(
                     f"the image {path} has {kind} from {low:g} to {high:g}, whose black and white are not "
                     f"known: set data.value_range, as in --data.value_range '[{low:g}, {high:g}]'"
@@ -152,8 +226,33 @@ def _upright(image: Image.Image) -> Image.Image:
     return ImageOps.exif_transpose(image)
 
 
-def _is_tiff(path: str | Path) -> bool:
-    return str(path).lower().endswith((".tif", ".tiff"))
+def _to_tensor(levels: NDArray[np.uint8]) -> torch.Tensor:
+    return torch.from_numpy(np.array(levels))  # a copy, which may be written to
+
+
+def _has_deep_colour(image: Image.Image) -> bool:
+    """Whether a picture has 16 bits per colour, of which Pillow gives the upper 8."""
+    return len(image.getbands()) > 1 and any("16" in str(tile[3]) for tile in getattr(image, "tile", []))
+
+
+def _check_bands(image: Image.Image, path: str | Path, deep: bool) -> None:
+    """Refuse a picture of which Pillow would show some bands or bits alone."""
+    if deep:
+        raise DataError(
+            f"the image {path} has colours of 16 bits, of which 8 are read here: for data.value_range "
+            "convert it to TIFF"
+        )
+    count = max(len(image.getbands()), getattr(image, "tag_v2", {}).get(_SAMPLES_PER_PIXEL, 1))
+    if count > len(image.getbands()):
+        raise DataError(_many_bands(path, count, 3))
+
+
+def _many_bands(path: str | Path, count: int, wanted: int) -> str:
+    some = ", ".join(map(str, range(min(count, wanted))))
+    return (
+        f"the image {path} has {count} bands, expected {wanted}: set data.channels to {count}, or say which "
+        f"to take, as in --data.bands '[{some}]'"
+    )
 
 
 def _looks_like_a_picture(path: str) -> bool:

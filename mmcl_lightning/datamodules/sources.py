@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.transforms.images import PixelImage
 
 __all__ = [
     "ArraySource",
@@ -24,7 +25,7 @@ IntArray = NDArray[np.int64]
 
 
 class ImageSource(ABC):
-    """A sequence of ``(PIL image in mode RGB, target)``.
+    """A sequence of ``(image, target)``, images PIL in mode RGB, or uint8 tensors of other channels.
 
     Attributes:
         targets: Class indices, shape ``(N,)``, int64; -1 = unlabelled.
@@ -33,14 +34,14 @@ class ImageSource(ABC):
     targets: IntArray
 
     @abstractmethod
-    def image(self, index: int) -> Image.Image:
-        """Return image ``index`` in mode RGB."""
+    def image(self, index: int) -> PixelImage:
+        """Return image ``index``: PIL in mode RGB, or a uint8 tensor ``(C, H, W)``, C other than 3."""
 
     def path(self, index: int) -> str | None:
         """Return the file of image ``index``, or None where images are not files of their own."""
         return None
 
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+    def __getitem__(self, index: int) -> tuple[PixelImage, int]:
         return self.image(index), int(self.targets[index])
 
     def __len__(self) -> int:
@@ -88,8 +89,8 @@ class SubsetSource(ImageSource):
         self.indices = np.asarray(indices, dtype=np.int64)
         self.targets = source.targets[self.indices]
 
-    def image(self, index: int) -> Image.Image:
-        """Return image ``index`` in mode RGB."""
+    def image(self, index: int) -> PixelImage:
+        """Return image ``index``."""
         return self.source.image(int(self.indices[index]))
 
     def path(self, index: int) -> str | None:
@@ -109,8 +110,8 @@ class JoinedSource(ImageSource):
         self.targets = np.concatenate([source.targets for source in sources])
         self._ends = np.cumsum([len(source) for source in sources])
 
-    def image(self, index: int) -> Image.Image:
-        """Return image ``index`` in mode RGB."""
+    def image(self, index: int) -> PixelImage:
+        """Return image ``index``."""
         which, position = self.place(index)
         return self.sources[which].image(position)
 

@@ -18,6 +18,7 @@ from mmcl_lightning.datamodules.sources import (
     without_labels,
 )
 from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.transforms.images import image_size
 
 __all__ = ["Splits", "describe_rows"]
 
@@ -117,7 +118,7 @@ class Splits:
                 digest = hashlib.sha256(np.ascontiguousarray(source.targets).tobytes())
                 for index in np.linspace(0, len(source) - 1, min(32, len(source))).astype(int):
                     image, _ = source[int(index)]
-                    digest.update(repr(image.size).encode() + image.tobytes())
+                    digest.update(repr(image_size(image)).encode() + np.asarray(image).tobytes())
                 found[use] = f"{len(source)} images, {digest.hexdigest()[:12]}"
         return found
 

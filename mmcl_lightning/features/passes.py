@@ -18,6 +18,7 @@ from mmcl_lightning.distributed import gather_objects, layout
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.features._sharing import every_nth, share_batches
 from mmcl_lightning.metrics import FeatureShard, gather_in_order
+from mmcl_lightning.models import explained
 
 __all__ = ["FeaturePass", "collect_features", "encode", "evaluating", "feature_pass"]
 
@@ -131,7 +132,8 @@ def encode(trainer: Trainer, module: LightningModule, images: Any, kinds: Iterab
     found = {}
     # Around the network alone: it may set another default type, in which a loader's transforms would work.
     with trainer.precision_plugin.forward_context():
-        h = module(images)
+        with explained(getattr(module, "backbone", module), images):
+            h = module(images)
         rows = _rows_of(h, count, module)
         if "h" in kinds:
             found["h"] = rows.clone() if "z" in kinds else rows  # the head may work in place

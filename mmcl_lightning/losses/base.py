@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl_lightning._options import check_choice, check_flags, is_number
+from mmcl_lightning._options import arguments_of, check_choice, check_flags, is_number
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses.contrast import Contrast
@@ -210,14 +210,7 @@ class ContrastiveLoss(nn.Module, abc.ABC):
         Raises:
             ConfigError: If an argument of the constructor is not kept as an attribute of its name.
         """
-        names = inspect.signature(type(self)).parameters
-        missing = [name for name in names if not hasattr(self, name)]
-        if missing:
-            raise ConfigError(
-                f"{type(self).__name__} does not say how it was built: keep the argument {missing[0]!r} of "
-                f"its __init__ as self.{missing[0]}"
-            )
-        return {name: getattr(self, name) for name in names}
+        return arguments_of(self)
 
 
 def _unit_length(z: Tensor) -> Tensor:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torchvision
 from torch import Tensor, nn
 
-from mmcl_lightning._options import check_whole
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning._options import check_flags, check_whole
+from mmcl_lightning.errors import ConfigError, ShapeError
 
-__all__ = ["Conv4", "build_backbone", "feature_dim"]
+__all__ = ["Conv4", "build_backbone", "explained", "feature_dim"]
 
 _TIMM_PREFIX = "timm:"
 _PROBE_SIZES = (32, 224)
+_CONV4_PIXELS = 16
 
 
 class Conv4(nn.Module):
@@ -49,13 +50,27 @@ class Conv4(nn.Module):
         self.num_features = self.widths[-1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map images ``(B, C, H, W)`` to representations ``(B, 256)``."""
+        """Map images ``(B, C, H, W)`` to representations ``(B, 256)``.
+
+        Raises:
+            ShapeError: If an image has fewer than 16 pixels along a side.
+        """
+        if min(x.shape[-2:]) < _CONV4_PIXELS:
+            raise ShapeError(
+                f"conv4 takes images of {_CONV4_PIXELS} pixels or more along each side, got {x.shape[-2]} x "
+                f"{x.shape[-1]}: set data.image_size to {_CONV4_PIXELS} or more"
+            )
         maps: Tensor = self.blocks(x.contiguous(memory_format=torch.channels_last))
         return maps.mean(dim=(2, 3))
 
 
 def build_backbone(
-    name: str, *, cifar_stem: bool = False, pretrained: bool = False, in_channels: int = 3
+    name: str | Mapping[str, Any],
+    *,
+    cifar_stem: bool = False,
+    pretrained: bool = False,
+    in_channels: int = 3,
+    **options: Any,
 ) -> nn.Module:
     """Build a backbone without its classifier, by name.
 
@@ -64,13 +79,15 @@ def build_backbone(
 
     Args:
         name: A torchvision ResNet (``"resnet50"``, ``"wide_resnet50_2"``, ...), ``"timm:NAME"`` for any
-            network of timm, or ``"conv4"`` (see :class:`Conv4`).
+            network of timm, or ``"conv4"`` (see :class:`Conv4`). Or a mapping of the name and the other
+            arguments, as a configuration has it: ``{"name": "resnet18", "in_channels": 4}``.
         cifar_stem: For images of 32 to 64 pixels: conv1 becomes 3x3, stride 1, padding 1, and the
             max-pool is removed, as SimCLR (Chen et al. 2020, appendix B.9) does for CIFAR-10.
             torchvision ResNets only.
         pretrained: Start from the library's default ImageNet weights (a download) instead of a random
             start. Not for ``"conv4"``, and not with another stem.
         in_channels: Channels of the images.
+        **options: Of a timm network, such as ``img_size=96`` or ``dynamic_img_size=True``.
 
     Returns:
         A module whose forward maps ``(B, in_channels, H, W)`` to ``(B, F)``, F = ``feature_dim(module)``.
@@ -79,9 +96,21 @@ def build_backbone(
     Raises:
         ConfigError: If the name is unknown, or the options do not fit the network.
     """
+    if isinstance(name, Mapping) and "name" in name:
+        chosen = {"cifar_stem": cifar_stem, "pretrained": pretrained, "in_channels": in_channels}
+        return build_backbone(**{**chosen, **options, **name})
     if not isinstance(name, str):
-        raise ConfigError(f"backbone must be a name, such as 'resnet50', or a module, got {name!r}")
+        raise ConfigError(
+            "backbone must be a name, such as 'resnet50', a module, or a name with options, such as "
+            f"{{name: resnet50, in_channels: 4}}, got {name!r}"
+        )
     check_whole(1, in_channels=in_channels)
+    check_flags(pretrained=pretrained)
+    if options and not name.startswith(_TIMM_PREFIX):
+        raise ConfigError(
+            f"backbone {name!r} has no option {next(iter(options))!r}: there are cifar_stem, in_channels and "
+            "pretrained; networks of timm have more"
+        )
     resnets = _resnet_names()
     if name in resnets:
         return _torchvision_resnet(name, cifar_stem, pretrained, in_channels)
@@ -96,7 +125,7 @@ def build_backbone(
             raise ConfigError("pretrained=True: there are no published weights for 'conv4'.")
         return Conv4(in_channels)
     if name.startswith(_TIMM_PREFIX):
-        return _timm_model(name.removeprefix(_TIMM_PREFIX), pretrained, in_channels)
+        return _timm_model(name.removeprefix(_TIMM_PREFIX), pretrained, in_channels, options)
     raise _unknown_name(name, resnets)
 
 
@@ -130,9 +159,42 @@ def feature_dim(module: nn.Module) -> int:
             got = f"shape {tuple(h.shape)}" if isinstance(h, Tensor) else type(h).__name__
             tried.append(f"{size} pixels: gave {got} instead of a tensor of shape (2, F)")
     raise ConfigError(
-        f"Cannot tell the representation's width of {type(module).__name__}. Pass feature_dim, or set "
-        f"`backbone.num_features = F`. Tried a batch (2, 3, S, S): " + "; ".join(tried)
+        f"Cannot tell the representation's width F of {type(module).__name__}: let the module have an "
+        f"attribute num_features. Tried a batch (2, {_in_channels(module)}, S, S): " + "; ".join(tried)
     )
+
+
+@contextlib.contextmanager
+def explained(module: nn.Module, images: Any) -> Iterator[None]:
+    """Say in a sentence why a network refuses images of a wrong number of channels, or of pixels.
+
+    Args:
+        module: The network that is called within the context.
+        images: What it is called with.
+
+    Raises:
+        ShapeError: In place of the network's own error, where the images are the cause.
+    """
+    try:
+        yield
+    except (RuntimeError, AssertionError, ValueError) as error:
+        if not isinstance(images, Tensor) or images.ndim != 4 or isinstance(error, ShapeError):
+            raise
+        channels, wanted = images.shape[1], _in_channels(module)
+        size = f"{images.shape[2]} x {images.shape[3]} pixels"
+        if channels != wanted:
+            raise ShapeError(
+                f"the images have {channels} channels, and the backbone's first layer takes {wanted}: set "
+                f"data.channels, or the backbone's, as in --model.backbone '{{name: resnet18, in_channels: "
+                f"{channels}}}'"
+            ) from error
+        if isinstance(error, AssertionError) or "size" in str(error).lower():
+            raise ShapeError(
+                f"the backbone does not take images of {size} ({str(error).splitlines()[0]}): set "
+                "data.image_size, or give the backbone's, as in --model.backbone "
+                f"'{{name: timm:vit_small_patch16_224, img_size: {images.shape[2]}}}'"
+            ) from error
+        raise
 
 
 def _resnet_names() -> list[str]:
@@ -164,13 +226,19 @@ def _torchvision_resnet(name: str, cifar_stem: bool, pretrained: bool, in_channe
     return backbone
 
 
-def _timm_model(name: str, pretrained: bool, in_channels: int) -> nn.Module:
+def _timm_model(name: str, pretrained: bool, in_channels: int, options: dict[str, Any]) -> nn.Module:
     import timm  # seconds to import, and only these names need it
 
     if not timm.is_model(name):
         names = [f"{_TIMM_PREFIX}{known}" for known in timm.list_models()]
         raise _unknown_name(f"{_TIMM_PREFIX}{name}", names)
-    model: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=in_channels)
+    try:
+        model: nn.Module = timm.create_model(
+            name, pretrained=pretrained, num_classes=0, in_chans=in_channels, **options
+        )
+    except (TypeError, ValueError, AssertionError) as error:  # timm checks options within the networks
+        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        raise ConfigError(f"timm does not build {name!r} with {given or 'these options'}: {error}") from error
     return model
 
 
@@ -190,7 +258,13 @@ def _unknown_name(name: str, known: Sequence[str]) -> ConfigError:
 
 def _blank_images(module: nn.Module, size: int) -> Tensor:
     like = next(module.parameters(), torch.empty(0))
-    return torch.zeros(2, 3, size, size, device=like.device, dtype=like.dtype)
+    return torch.zeros(2, _in_channels(module), size, size, device=like.device, dtype=like.dtype)
+
+
+def _in_channels(module: nn.Module) -> int:
+    """Channels that the first convolution takes; 3 where there is none."""
+    first = next((part for part in module.modules() if isinstance(part, nn.Conv2d)), None)
+    return 3 if first is None else first.in_channels
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
@@ -22,7 +22,8 @@ from mmcl_lightning._specs import to_spec
 from mmcl_lightning.batches import images_and_labels, names_of
 from mmcl_lightning.distributed import gather_objects
 from mmcl_lightning.errors import ConfigError, DataError
-from mmcl_lightning.models import feature_dim
+from mmcl_lightning.models import explained, feature_dim
+from mmcl_lightning.modules.preprocessing import take_over
 from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
 from mmcl_lightning.modules.recording import record_options
 from mmcl_lightning.modules.resumable import ResumableModule
@@ -50,6 +51,9 @@ class ClassifierModule(ResumableModule):
         backbone: Name or module as in :class:`ContrastiveModule`; ``None`` for what the checkpoint names.
         cifar_stem: A ResNet's stem for small images; ``None`` for what the checkpoint has.
         num_classes: Number of classes; ``None`` asks the data module.
+        preprocessing: ``"checkpoint"``: images are made as those that the weights were trained on, where the
+            data module leaves that open, and another mean and std are refused. ``"data"``: as the data module
+            has it.
         lr: Learning rate in place of the protocol's, not scaled by the batch.
         weight_decay: Weight decay in place of the protocol's.
 
@@ -64,14 +68,16 @@ class ClassifierModule(ResumableModule):
         self,
         checkpoint: str | None,
         protocol: str,
-        backbone: str | nn.Module | None = None,
+        backbone: str | nn.Module | dict[str, Any] | None = None,
         cifar_stem: bool | None = None,
         num_classes: int | None = None,
+        preprocessing: Literal["checkpoint", "data"] = "checkpoint",
         lr: float | None = None,
         weight_decay: float | None = None,
     ):
         super().__init__()
         record_options(self)
+        check_choice("preprocessing", preprocessing, ("checkpoint", "data"))
         check_choice("protocol", protocol, sorted(EVALUATION_PROTOCOLS))
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if value is not None:
@@ -89,6 +95,8 @@ class ClassifierModule(ResumableModule):
         checkpoint = os.fspath(checkpoint)
         file = "random" if _restoring.get() else checkpoint
         self.backbone, source, report = backbone_from(file, backbone, cifar_stem)
+        self.preprocessing = source.pop("preprocessing")
+        self.keep_data = preprocessing == "data"
         if not _restoring.get():
             rank_zero_info(report)
             checkpoint = source["checkpoint"]
@@ -130,7 +138,8 @@ class ClassifierModule(ResumableModule):
             _restoring.reset(token)
 
     def setup(self, stage: str) -> None:
-        """Make the classifier, unless a checkpoint did."""
+        """Make the classifier, unless a checkpoint did; make images as those of the weights were."""
+        take_over(self, keep_data=self.keep_data)
         classes = self.num_classes or getattr(getattr(self.trainer, "datamodule", None), "num_classes", None)
         if classes is None:
             raise ConfigError("the data tells of no classes, and an evaluation needs labels: set num_classes")
@@ -145,7 +154,8 @@ class ClassifierModule(ResumableModule):
         """Return the mean cross-entropy of the labelled images of a batch, and h."""
         images, labels = self._images_and_labels(batch)
         self._labelled = self._labelled or bool((labels >= 0).any())
-        h = self.represent(images)
+        with explained(self.backbone, images):
+            h = self.represent(images)
         loss = _loss_sum(self.scores(h), labels) / (labels >= 0).sum().clamp_min(1)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
         self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=len(labels))
@@ -165,7 +175,8 @@ class ClassifierModule(ResumableModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Count what is classified correctly."""
         images, labels = self._images_and_labels(batch)
-        scores = self.scores(self(images)).float()
+        with explained(self.backbone, images):
+            scores = self.scores(self(images)).float()
         assert self._accuracy is not None
         self._accuracy.update(scores, labels)
         self._loss_sum += float(_loss_sum(scores, labels))
@@ -192,7 +203,8 @@ class ClassifierModule(ResumableModule):
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Return ``h`` ``(B, F)``, ``scores`` ``(B, classes)``, ``target`` ``(B,)``; ``name`` if given."""
         images, labels = images_and_labels(batch)
-        h = self(images)
+        with explained(self.backbone, images):
+            h = self(images)
         found = {"h": h, "scores": self.scores(h), "target": labels}
         return found if (names := names_of(batch)) is None else {**found, "name": names}
 
@@ -222,6 +234,8 @@ class ClassifierModule(ResumableModule):
             f"wd={group['weight_decay']:g} {protocol.lr_schedule}, batch {batch}, {length}, {self.mode()}, "
             f"weights {self.hparams['checkpoint']}"
         )
+        if self.preprocessing is not None:
+            self.described += f", images of {self.preprocessing['text']}"
         self.protocol_texts[f"{self.tag}/top1"] = self.described
         due = f"{protocol.steps} steps" if protocol.steps else f"{protocol.epochs} epochs"
         if (batch, length) != (protocol.batch_size, due):

@@ -42,7 +42,7 @@ class ContrastiveModule(PretrainingModule):
     def __init__(
         self,
         criterion: ContrastiveLoss,
-        backbone: str | nn.Module = "resnet50",
+        backbone: str | nn.Module | dict[str, Any] = "resnet50",
         schedule: dict[str, dict[int, bool | int | float]] | None = None,
         log_histogram: bool = True,
         **kwargs: Any,

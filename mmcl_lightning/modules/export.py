@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import OrderedDict
 from pathlib import Path
 
 import torch
 
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.modules.weights import read_backbone
+from mmcl_lightning.modules.weights import EXPORTED, read_backbone
 
 __all__ = ["export", "export_backbone"]
 
@@ -18,7 +19,8 @@ def export_backbone(checkpoint: str, out: str) -> str:
     """Write the weights of a checkpoint's backbone alone, under the backbone's own key names.
 
     For a ResNet these are torchvision's, so that ``torchvision.models.resnet50()`` takes them with exactly
-    ``fc.weight`` and ``fc.bias`` missing.
+    ``fc.weight`` and ``fc.bias`` missing. The file is a state dict, which tells in the attribute
+    ``mmcl_lightning`` of which network it is and how its images were made; evaluations read that.
 
     Args:
         checkpoint: What :func:`read_backbone` reads.
@@ -43,7 +45,10 @@ def export_backbone(checkpoint: str, out: str) -> str:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.tmp")
-    torch.save({key: value.contiguous().clone() for key, value in file.weights.items()}, draft)
+    weights = OrderedDict((key, value.contiguous().clone()) for key, value in file.weights.items())
+    network = {name: file.options[name] for name in ("backbone", "cifar_stem") if name in file.options}
+    setattr(weights, EXPORTED, {"hyper_parameters": network, "preprocessing": file.preprocessing})
+    torch.save(weights, draft)
     os.replace(draft, target)
     name = file.options.get("backbone", "the backbone")
     stem = ", with the 3x3 stem of small images" if file.options.get("cifar_stem") else ""

@@ -9,19 +9,21 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from mmcl_lightning._lightning import has_trained
 from mmcl_lightning._options import check_choice, check_flags, check_number, check_whole, is_number
 from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.batches import concatenate, image_count, images_and_labels, names_of, views_of
+from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.errors import ConfigError, NumericalError
-from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
+from mmcl_lightning.models import ProjectionHead, explained, feature_dim
 from mmcl_lightning.modules.chunked import encode_in_chunks
+from mmcl_lightning.modules.preprocessing import preprocessing_of
 from mmcl_lightning.modules.recording import record_options
 from mmcl_lightning.modules.resumable import ResumableModule
-from mmcl_lightning.modules.weights import load_backbone, read_backbone
+from mmcl_lightning.modules.weights import load_backbone, make_backbone, read_backbone
 from mmcl_lightning.optim import WarmupConstant, WarmupCosine, parameter_groups, scale_learning_rate
 
 __all__ = ["PretrainingModule"]
@@ -69,7 +71,7 @@ class PretrainingModule(ResumableModule):
 
     def __init__(
         self,
-        backbone: str | nn.Module = "resnet50",
+        backbone: str | nn.Module | dict[str, Any] = "resnet50",
         cifar_stem: bool = False,
         projection_head: Literal["imagenet", "cifar", "moco"] | nn.Module = "imagenet",
         hidden_dim: int | None = None,
@@ -89,11 +91,7 @@ class PretrainingModule(ResumableModule):
             check_whole(1, chunk_size=chunk_size)
         check_flags(cifar_stem=cifar_stem)
         scale_learning_rate(1.0, 1, lr_scaling)  # raises here, not hours later
-        backbone = from_spec(backbone, nn.Module, "backbone")
-        if isinstance(backbone, nn.Module):
-            self.backbone = backbone
-        else:
-            self.backbone = build_backbone(backbone, cifar_stem=cifar_stem)
+        self.backbone = make_backbone(backbone, cifar_stem)
         self.projection_head = _head(
             from_spec(projection_head, nn.Module, "projection_head"), self.backbone, hidden_dim, output_dim
         )
@@ -109,6 +107,8 @@ class PretrainingModule(ResumableModule):
     def on_fit_start(self) -> None:
         """Take up the first weights of the backbone, unless a checkpoint has brought its own."""
         super().on_fit_start()
+        if (found := preprocessing_of(self)) is not None:
+            self.preprocessing = found.to_plain()
         if self.init_from is not None and self.trainer.ckpt_path is None and not has_trained(self.trainer):
             self.start_from(self.init_from)
 
@@ -121,7 +121,14 @@ class PretrainingModule(ResumableModule):
         Raises:
             ConfigError: If the file cannot be read or does not fit.
         """
-        rank_zero_info(load_backbone(self.backbone, read_backbone(path)))
+        file = read_backbone(path)
+        rank_zero_info(load_backbone(self.backbone, file))
+        if file.preprocessing is not None and self.preprocessing is not None:
+            told, own = (
+                Preprocessing.from_plain(plain) for plain in (file.preprocessing, self.preprocessing)
+            )
+            if own.transform is not None and not told.normalised_as(own.transform):
+                rank_zero_warn(f"the weights of {path} were trained on images of {told}; these are of {own}")
 
     @abstractmethod
     def loss_of_views(self, views: list[Any]) -> tuple[Tensor, Tensor]:
@@ -155,7 +162,8 @@ class PretrainingModule(ResumableModule):
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Return ``h`` ``(B, F)``, ``z`` ``(B, D)``, ``target`` ``(B,)``; ``name`` if the batch has it."""
         images, labels = images_and_labels(batch)
-        h = self(images)
+        with explained(self.backbone, images):
+            h = self(images)
         found = {"h": h.clone(), "z": self.projection_head(h), "target": labels}
         return found if (names := names_of(batch)) is None else {**found, "name": names}
 
@@ -212,7 +220,8 @@ class PretrainingModule(ResumableModule):
     def _loss_and_h(self, batch: Any) -> tuple[Tensor, Tensor]:
         views = views_of(batch)
         try:
-            return self.loss_of_views(views)
+            with explained(self.backbone, views[0]):
+                return self.loss_of_views(views)
         except NumericalError as error:
             where = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
             raise NumericalError(f"{where} step {self.global_step}: {error}") from error

@@ -29,6 +29,7 @@ class ResumableModule(LightningModule):
         super().__init__()
         self._optimizers_before: list[dict[str, Any]] | None = None  # of the run that is resumed
         self._optimizers: list[dict[str, Any]] = []
+        self.preprocessing: dict[str, Any] | None = None  # how images reach the backbone, in plain data
 
     def on_fit_start(self) -> None:
         """Compare the optimizers with those of the checkpoint, which is about to overwrite their options.
@@ -71,6 +72,8 @@ class ResumableModule(LightningModule):
                 "is written, and the ones before stay as they are"
             )
         checkpoint["optimizers"] = self._optimizers
+        if self.preprocessing is not None:
+            checkpoint["preprocessing"] = self.preprocessing
         fit = checkpoint.get("loops", {}).get("fit_loop", {})
         current = fit.get("epoch_loop.batch_progress", {}).get("current", {})
         unfinished = current.get("ready", 0) - current.get("processed", 0)
@@ -84,6 +87,7 @@ class ResumableModule(LightningModule):
         A part that is compiled in one of checkpoint and module, and not in the other, has the same weights.
         """
         self._optimizers_before = checkpoint.get("optimizers")
+        self.preprocessing = checkpoint.get("preprocessing", self.preprocessing)
         own = {_uncompiled(key): key for key in self.state_dict()}
         weights = checkpoint.get("state_dict", {}).items()
         checkpoint["state_dict"] = {own.get(_uncompiled(key), key): value for key, value in weights}

@@ -15,12 +15,23 @@ from mmcl_lightning._checkpoints import read_file
 from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.models import build_backbone
+from mmcl_lightning.modules.preprocessing import published_preprocessing
 
-__all__ = ["BackboneFile", "backbone_from", "digests", "load_backbone", "read_backbone"]
+__all__ = [
+    "EXPORTED",
+    "BackboneFile",
+    "backbone_from",
+    "digests",
+    "load_backbone",
+    "make_backbone",
+    "read_backbone",
+]
 
 #: What stands before a backbone's keys: here and in most libraries, in the paper's code, MoCo's, others';
 #: nothing in an exported file, even where the network has a part of such a name, as transformers do.
 _PREFIXES = ("backbone.", "convnet.", "encoder_q.", "encoder.", "")
+#: Attribute of an exported state dict, which torch saves and loads with it.
+EXPORTED = "mmcl_lightning"
 #: Where a file has its weights, the usual place first. DINO's files have two networks, and judge the teacher.
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "teacher", "student")
 #: Parts of published files that stand beside the backbone's under the same prefix, and are left out.
@@ -36,6 +47,8 @@ class BackboneFile:
         tensors: All tensors of the file.
         options: Options of the module that was saved, e.g. ``backbone`` and ``cifar_stem``; empty where
             the file has none.
+        preprocessing: How images reach the network, as ``Preprocessing.to_plain`` gives it; None where the
+            file does not say.
         place: Which state dict of the file this is, such as ``"teacher"``; empty for the usual one.
     """
 
@@ -43,6 +56,7 @@ class BackboneFile:
     tensors: dict[str, Tensor]
     options: dict[str, Any] = field(default_factory=dict)
     place: str = ""
+    preprocessing: dict[str, Any] | None = None
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -93,9 +107,13 @@ def read_backbone(path: str) -> BackboneFile:
     tensors = {key.replace("_orig_mod.", ""): value for key, value in tensors.items()}  # of torch.compile
     if all(key.startswith("module.") for key in tensors):  # of DistributedDataParallel
         tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
-    options = known.get("hyper_parameters") if "state_dict" in known else None
-    place = "" if place == "state_dict" else place
-    return BackboneFile(path, tensors, dict(options) if isinstance(options, dict) else {}, place)
+    # An exported file is a state dict, which has the rest as an attribute.
+    told = known if "state_dict" in known else getattr(content, EXPORTED, {})
+    options, preprocessing = told.get("hyper_parameters"), told.get("preprocessing")
+    return BackboneFile(
+        path, tensors, dict(options) if isinstance(options, dict) else {},
+        "" if place == "state_dict" else place, preprocessing if isinstance(preprocessing, dict) else None,
+    )  # fmt: skip
 
 
 def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
@@ -148,46 +166,83 @@ def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
 
 
 def backbone_from(
-    checkpoint: str, backbone: str | nn.Module | None = None, cifar_stem: bool | None = None
+    checkpoint: str,
+    backbone: str | nn.Module | dict[str, Any] | None = None,
+    cifar_stem: bool | None = None,
 ) -> tuple[nn.Module, dict[str, Any], str]:
     """Build a backbone and load its weights.
 
     Args:
-        checkpoint: What :func:`read_backbone` reads, or ``"random"`` to leave the random start.
-        backbone: Name or module; ``None`` for what the checkpoint names.
+        checkpoint: What :func:`read_backbone` reads; ``"random"`` to leave the random start; ``"pretrained"``
+            for the ImageNet weights of the library that has the network.
+        backbone: Name, name with options, or module; ``None`` for what the checkpoint names.
         cifar_stem: Stem of a torchvision ResNet; ``None`` for what the weights have.
 
     Returns:
         The backbone; the options that describe it, in plain data: ``checkpoint`` (where that is a linear
-        evaluation's own, the file that it judged), ``backbone``, ``cifar_stem``; and one line about what was
-        loaded.
+        evaluation's own, the file that it judged), ``backbone``, ``cifar_stem``, ``preprocessing`` (None
+        where the file does not say); and one line about what was loaded.
 
     Raises:
         ConfigError: If the network is not known, or the weights do not fit it.
     """
-    file = None if checkpoint == "random" else read_backbone(checkpoint)
+    file = None if checkpoint in ("random", "pretrained") else read_backbone(checkpoint)
     saved = {} if file is None else file.options
     choice = saved.get("backbone") if backbone is None else backbone
     if choice is None:
         raise ConfigError(
             f"{checkpoint} does not say of which network it is: set --model.backbone, such as 'resnet50'"
             if file is not None
-            else "random weights need a network: set backbone, such as 'resnet50'"
+            else f"{checkpoint} weights need a network: set backbone, such as 'resnet50'"
         )
     if cifar_stem is None:
         stem = None if file is None else file.weights.get("conv1.weight")
-        plain = isinstance(choice, str) and not choice.startswith("timm:")
+        name = choice.get("name") if isinstance(choice, dict) else choice
+        plain = isinstance(name, str) and not name.startswith("timm:")
         cifar_stem = plain and stem is not None and stem.shape[-1] == 3
-    if not isinstance(choice, str | dict | nn.Module):
-        raise ConfigError(f"backbone must be a name or a module, got {choice!r}")
-    network = from_spec(choice, nn.Module, "backbone")
-    module = build_backbone(network, cifar_stem=cifar_stem) if isinstance(network, str) else network
-    report = "the backbone keeps its random weights" if file is None else load_backbone(module, file)
+    module = make_backbone(choice, cifar_stem, pretrained=checkpoint == "pretrained")
+    preprocessing = None if file is None else file.preprocessing
+    if file is not None:
+        report = load_backbone(module, file)
+    elif checkpoint == "pretrained":
+        named = choice["name"] if isinstance(choice, dict) else str(choice)
+        preprocessing = published_preprocessing(named, module).to_plain()
+        report = f"weights as published with {named}"
+    else:
+        report = "the backbone keeps its random weights"
     described = choice if isinstance(choice, str | dict) else to_spec(choice)
     # A linear evaluation's own file has the backbone that it judged, unless batch norm was let to move.
     untouched = saved.get("bn_train") is False and saved.get("checkpoint")
     origin = untouched or checkpoint
-    return module, {"checkpoint": origin, "backbone": described, "cifar_stem": cifar_stem}, report
+    source = {"checkpoint": origin, "backbone": described, "cifar_stem": cifar_stem}
+    return module, {**source, "preprocessing": preprocessing}, report
+
+
+def make_backbone(
+    choice: str | nn.Module | dict[str, Any], cifar_stem: bool, pretrained: bool | None = None
+) -> nn.Module:
+    """Return the backbone that an option describes.
+
+    Args:
+        choice: A module; its name; a mapping of its name and options; or a ``class_path`` with ``init_args``.
+        cifar_stem: Stem of a torchvision ResNet for small images.
+        pretrained: Whether to start from published weights, whatever the options say; None leaves it to them.
+
+    Raises:
+        ConfigError: If there is no such network, or published weights are asked for of one without a name.
+    """
+    if isinstance(choice, str):
+        choice = {"name": choice}
+    if isinstance(choice, dict) and "name" in choice:
+        options = dict(choice)
+        options |= {} if pretrained is None else {"pretrained": pretrained}
+        return build_backbone(options, cifar_stem=cifar_stem)
+    module = from_spec(choice, nn.Module, "backbone")
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"backbone must be a name, a name with options, or a module, got {choice!r}")
+    if pretrained:
+        raise ConfigError("pretrained weights are those of a network by name, such as backbone 'resnet50'")
+    return module
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from mmcl_lightning.batches import labels_of
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.features import evaluating
 from mmcl_lightning.transforms import ImageTransform
+from mmcl_lightning.transforms.images import for_the_eye
 
 __all__ = ["HeldOutImages", "choose_images", "held_out_loader", "take_images"]
 
@@ -55,15 +56,14 @@ class HeldOutImages:
         largest value of all images.
         """
         picture = self.views[view][index].float()
-        picture = picture[:3] if len(picture) >= 3 else picture[:1].expand(3, -1, -1)
         if self.statistics is not None:
-            mean, std = (values[:3] for values in self.statistics)
+            mean, std = self.statistics
             picture = picture * std + mean
         else:
             low = min(0.0, *(float(v.min()) for v in self.views))
             high = max(1.0, *(float(v.max()) for v in self.views))
             picture = (picture - low) / (high - low)
-        return picture.clamp(0, 1)
+        return for_the_eye(picture.clamp(0, 1))
 
     def class_name(self, index: int) -> str:
         """Return the name of an image's class, or ``class N`` without names, or nothing without a label."""

@@ -1,9 +1,9 @@
-"""Augmentations and evaluation transforms, from PIL image to float32 tensor, on the CPU."""
+"""Augmentations and evaluation transforms, from image to float32 tensor, on the CPU."""
 
 from __future__ import annotations
 
 from mmcl_lightning.transforms.base import ImageTransform, MultiView
-from mmcl_lightning.transforms.blur import SquareGaussianBlur
+from mmcl_lightning.transforms.blur import GaussianBlur
 from mmcl_lightning.transforms.evaluation import CentralCrop, EvalTransform
 from mmcl_lightning.transforms.simclr import CIFAR_MEAN, CIFAR_STD, SimCLRTransform
 
@@ -12,8 +12,8 @@ __all__ = [
     "CIFAR_STD",
     "CentralCrop",
     "EvalTransform",
+    "GaussianBlur",
     "ImageTransform",
     "MultiView",
     "SimCLRTransform",
-    "SquareGaussianBlur",
 ]

@@ -6,51 +6,82 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
+from typing_extensions import Self
 
-from mmcl_lightning._options import check_whole
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning._options import arguments_of, check_whole, is_number
+from mmcl_lightning.errors import ConfigError, ShapeError
+from mmcl_lightning.transforms.images import PixelImage
 
-__all__ = ["ImageTransform", "MultiView", "check_statistics", "disagreement", "image_to_tensor"]
+__all__ = ["ImageTransform", "MultiView", "Size", "as_pair", "check_statistics", "disagreement", "normalise"]
+
+#: Height and width in pixels, or one number for both.
+Size = int | tuple[int, int]
 
 
 class ImageTransform(ABC):
-    """A callable from one PIL image to one float32 tensor.
+    """A callable from one image to one float32 tensor.
 
-    A plain class, so that a config may name any subclass by ``class_path`` and ``init_args``.
+    A plain class, so that a config may name any subclass by ``class_path`` and ``init_args``. Keep every
+    argument of the constructor as an attribute of its name: then it can travel with the weights of a network.
+
+    Attributes:
+        mean: Per-channel mean that is subtracted, in units of [0, 1], or None.
+        std: Per-channel standard deviation that is divided by, or None: the output is in [0, 1].
     """
+
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
 
     @property
     def statistics(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and std that the output is normalised with, each ``(3, 1, 1)``; None where it is in [0, 1]."""
-        return getattr(self, "_statistics", None)
+        """Mean and std that the output is normalised with, each ``(C, 1, 1)``; None where it is in [0, 1]."""
+        return check_statistics(self.mean, self.std)
 
     @property
-    def pixels(self) -> int | None:
+    def pixels(self) -> tuple[int, int] | None:
         """Height and width of what it gives, or None where that depends on the image."""
-        size: int | None = getattr(self, "size", None) or getattr(self, "crop", None)
-        return size
+        size = getattr(self, "size", None) or getattr(self, "crop", None)
+        return None if size is None else as_pair(size)
 
     @abstractmethod
-    def __call__(self, image: Image.Image) -> Tensor:
+    def __call__(self, image: PixelImage) -> Tensor:
         """Transform one image.
 
         Args:
-            image: A PIL image in mode ``RGB``, of any size.
+            image: A PIL image in mode ``RGB``, of any size; of images of other than three channels a uint8
+                tensor ``(C, H, W)``.
 
         Returns:
-            A float32 tensor of shape ``(3, H, W)``, in [0, 1] unless mean and std move it.
+            A float32 tensor of shape ``(C, H, W)``, in [0, 1] unless mean and std move it.
         """
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments that build this transform again, by name.
+
+        Raises:
+            ConfigError: If an argument of the constructor is not kept as an attribute of its name.
+        """
+        return arguments_of(self)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a transform of the same class with other values of some arguments.
+
+        Args:
+            **changes: The arguments to change, by name.
+
+        Raises:
+            ConfigError: If the class does not keep its arguments, or a value is out of range.
+        """
+        return type(self)(**{**self.options(), **changes})
 
 
 class MultiView:
     """Draw several independent views of one image.
 
     Args:
-        transform: The augmentation of one view, from PIL image to tensor.
+        transform: The augmentation of one view, from image to tensor.
         views: How many times it is drawn, at least 2 for a contrastive loss.
     """
 
@@ -59,8 +90,8 @@ class MultiView:
         self.transform = transform
         self.views = views
 
-    def __call__(self, image: Image.Image) -> list[Tensor]:
-        """Return ``views`` tensors of shape ``(3, H, W)``, drawn one after the other."""
+    def __call__(self, image: PixelImage) -> list[Tensor]:
+        """Return ``views`` tensors of shape ``(C, H, W)``, drawn one after the other."""
         return [self.transform(image) for _ in range(self.views)]
 
     def __repr__(self) -> str:
@@ -78,7 +109,8 @@ def disagreement(train: Any, evaluation: Any) -> str | None:
     if not (isinstance(train, ImageTransform) and isinstance(evaluation, ImageTransform)):
         return None
     if None not in (train.pixels, evaluation.pixels) and train.pixels != evaluation.pixels:
-        return f"training images have {train.pixels} pixels, those of the evaluation {evaluation.pixels}"
+        sizes = [" x ".join(map(str, pixels)) for pixels in (train.pixels, evaluation.pixels) if pixels]
+        return f"training images have {sizes[0]} pixels, those of the evaluation {sizes[1]}"
     one, other = train.statistics, evaluation.statistics
     if one is None and other is None:
         return None
@@ -87,34 +119,66 @@ def disagreement(train: Any, evaluation: Any) -> str | None:
     return None
 
 
-def image_to_tensor(image: Image.Image) -> Tensor:
-    """Turn an RGB image of H x W pixels into a float32 tensor ``(3, H, W)`` in [0, 1]."""
-    width, height = image.size
-    pixels = np.frombuffer(image.tobytes(), dtype=np.uint8).reshape(height, width, 3).transpose(2, 0, 1)
-    return torch.from_numpy(np.divide(pixels, np.float32(255), dtype=np.float32, order="C"))
+def as_pair(size: Size, name: str = "size") -> tuple[int, int]:
+    """Return height and width.
+
+    Args:
+        size: Both, or one number for both.
+        name: Name of the option, for the message.
+
+    Raises:
+        ConfigError: If they are not positive integers.
+    """
+    pair = tuple(size) if isinstance(size, tuple | list) else (size, size)
+    if len(pair) != 2:
+        raise ConfigError(f"{name} must be one number of pixels, or height and width, got {size!r}")
+    for side in pair:
+        check_whole(1, **{name: side})
+    return pair[0], pair[1]
 
 
 def check_statistics(
     mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> tuple[Tensor, Tensor] | None:
-    """Check a per-channel mean and std, and shape them for ``(3, H, W)`` tensors.
+    """Check a per-channel mean and std, and shape them for ``(C, H, W)`` tensors.
 
     Args:
-        mean: Three means in units of [0, 1], or None.
-        std: Three positive standard deviations in the same unit, or None.
+        mean: One mean per channel in units of [0, 1], or None.
+        std: As many positive standard deviations in the same unit, or None.
 
     Returns:
-        Two float32 tensors of shape ``(3, 1, 1)``, or None where both are None (stay in [0, 1]).
+        Two float32 tensors of shape ``(C, 1, 1)``, or None where both are None (stay in [0, 1]).
 
     Raises:
-        ConfigError: If only one is given, or they are not three numbers, or a std is not positive.
+        ConfigError: If only one is given, they differ in length, or a std is not positive.
     """
     if mean is None and std is None:
         return None
     if mean is None or std is None:
         raise ConfigError(f"mean and std go together, got mean={mean} and std={std}")
-    if len(mean) != 3 or len(std) != 3:
-        raise ConfigError(f"mean and std need three numbers each (R, G, B), got mean={mean}, std={std}")
+    if len(mean) != len(std) or not len(mean) or not all(map(is_number, (*mean, *std))):
+        raise ConfigError(f"mean and std need one number per channel each, got mean={mean}, std={std}")
     if min(std) <= 0:
         raise ConfigError(f"every std must be positive, got std={std}")
-    return torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1)
+    return torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
+
+
+def normalise(pixels: Tensor, statistics: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Subtract the mean and divide by the std, in place.
+
+    Args:
+        pixels: Shape ``(C, H, W)`` or ``(B, C, H, W)``, float32.
+        statistics: From :func:`check_statistics`; None leaves the pixels as they are.
+
+    Raises:
+        ShapeError: If mean and std are not of C channels.
+    """
+    if statistics is None:
+        return pixels
+    mean, std = statistics
+    if len(mean) != pixels.shape[-3]:
+        raise ShapeError(
+            f"mean and std have {len(mean)} numbers, and the images {pixels.shape[-3]} channels: give one "
+            "number per channel"
+        )
+    return pixels.sub_(mean).div_(std)

@@ -10,6 +10,7 @@ from torch import Tensor
 __all__ = ["adjust_colors", "blend_with_gray", "resample", "resampling_weights"]
 
 _LUMA = (0.299, 0.587, 0.114)  # of R, G, B, as in Pillow's mode L
+_HUE = 3  # among the adjustments
 
 
 def resampling_weights(
@@ -45,12 +46,12 @@ def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Apply weights along both axes, and keep the range after each, as Pillow does.
 
     Args:
-        images: Shape ``(B, 3, H, W)``, float32 in [0, 1].
+        images: Shape ``(B, C, H, W)``, float32 in [0, 1].
         rows: Weights of the rows, shape ``(B, h, H)``.
         columns: Weights of the columns, shape ``(B, w, W)``.
 
     Returns:
-        Shape ``(B, 3, h, w)``.
+        Shape ``(B, C, h, w)``.
     """
     across = (images @ columns[:, None].transpose(2, 3)).clamp_(0, 1)
     return (rows[:, None] @ across).clamp_(0, 1)
@@ -59,8 +60,10 @@ def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 def adjust_colors(images: Tensor, jitter: Sequence[Sequence[tuple[int, float]]]) -> Tensor:
     """Adjust brightness, contrast, saturation and hue of every image, in an order of its own.
 
+    Gray is the mean of all channels where there are not three, and the hue is then left as it is.
+
     Args:
-        images: Shape ``(B, 3, H, W)``, float32 in [0, 1]; changed in place.
+        images: Shape ``(B, C, H, W)``, float32 in [0, 1]; changed in place.
         jitter: For each image its adjustments in order: 0 brightness, 1 contrast, 2 saturation, each with a
             factor; 3 hue with a shift in turns.
 
@@ -73,7 +76,7 @@ def adjust_colors(images: Tensor, jitter: Sequence[Sequence[tuple[int, float]]])
             if place < len(steps):
                 chosen[steps[place][0]].append(index)
         for which, members in enumerate(chosen):
-            if members:
+            if members and (which != _HUE or images.shape[1] == 3):
                 rows = torch.tensor(members, device=images.device)
                 values = torch.tensor([jitter[i][place][1] for i in members], device=images.device)
                 images[rows] = _ADJUST[which](images[rows], values[:, None, None, None])
@@ -81,11 +84,13 @@ def adjust_colors(images: Tensor, jitter: Sequence[Sequence[tuple[int, float]]])
 
 
 def blend_with_gray(images: Tensor, factor: Tensor | float) -> Tensor:
-    """Move images ``(B, 3, H, W)`` towards gray: all the way with the factor 0, not at all with 1."""
+    """Move images ``(B, C, H, W)`` towards gray: all the way with the factor 0, not at all with 1."""
     return _blend(images, _gray(images), factor)
 
 
 def _gray(images: Tensor) -> Tensor:
+    if images.shape[1] != 3:
+        return images.mean(1, keepdim=True)
     weights = torch.tensor(_LUMA, device=images.device)[:, None, None]
     return (images * weights).sum(1, keepdim=True)
 

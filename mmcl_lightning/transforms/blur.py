@@ -1,4 +1,4 @@
-"""A Gaussian blur of square images as two products with one banded matrix."""
+"""A Gaussian blur of images of one size as products with two banded matrices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from mmcl_lightning._options import check_choice
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["BlurPadding", "SquareGaussianBlur", "gaussian_taps"]
+__all__ = ["BlurPadding", "GaussianBlur", "gaussian_taps"]
 
 BlurPadding = Literal["reflect", "zeros"]
 
@@ -31,49 +31,56 @@ def gaussian_taps(sigma: float, radius: int) -> list[float]:
     return [weight / total for weight in weights]
 
 
-class SquareGaussianBlur:
+class GaussianBlur:
     r"""Blur images of one fixed size with a Gaussian whose width changes from call to call.
 
     A blur along one axis is a banded n x n matrix :math:`T = \sum_d w_d S_d`, where :math:`S_d` sums
     the pixels at distance d and already holds the treatment of the border. The :math:`S_d` are built
-    once, so that a call is one small product for T and two for the image, :math:`T X T^\top`. At 32 x 32
-    pixels and three taps this is several times cheaper than padding and convolving.
+    once, so that a call is one small product for each T and two for the image, :math:`T X T'^\top`. At
+    32 x 32 pixels and three taps this is several times cheaper than padding and convolving.
 
     Args:
-        size: Height and width of the images in pixels.
+        size: Height and width of the images in pixels, one number for a square.
         kernel_size: Number of taps, odd; 1 leaves images as they are.
         padding: ``"reflect"`` mirrors at the border pixel, which is not repeated (OpenCV's default and
             torchvision's choice); ``"zeros"`` lets the border darken.
     """
 
-    def __init__(self, size: int, kernel_size: int, padding: BlurPadding = "reflect") -> None:
+    def __init__(
+        self, size: int | tuple[int, int], kernel_size: int, padding: BlurPadding = "reflect"
+    ) -> None:
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ConfigError(f"blur_kernel must be odd and positive, got {kernel_size}")
         radius = kernel_size // 2
         check_choice("blur_padding", padding, ("reflect", "zeros"))
-        if padding == "reflect" and radius >= size:
-            raise ConfigError(f"blur_kernel {kernel_size} is too wide to reflect within {size} pixels")
-        self.size = size
+        self.size = size if isinstance(size, tuple | list) else (size, size)
+        if padding == "reflect" and radius >= min(self.size):
+            raise ConfigError(
+                f"blur_kernel {kernel_size} is too wide to reflect within {min(self.size)} pixels"
+            )
         self.radius = radius
-        self._basis = _neighbour_sums(size, radius, padding).view(radius + 1, size * size)
+        self._basis = {
+            side: _neighbour_sums(side, radius, padding).view(radius + 1, side * side) for side in self.size
+        }
 
     def __call__(self, images: Tensor, sigma: float) -> Tensor:
         """Blur along both axes.
 
         Args:
-            images: Float tensor of shape ``(..., size, size)``.
+            images: Float tensor of shape ``(..., H, W)``, of the size of the blur.
             sigma: Standard deviation in pixels, > 0.
 
         Returns:
             A new tensor of the same shape.
         """
-        matrix = self.matrix(sigma)
-        return matrix @ images @ matrix.T
+        rows, columns = self.matrices(sigma)
+        return rows @ images @ columns.T
 
-    def matrix(self, sigma: float) -> Tensor:
-        """Return T for a standard deviation in pixels, > 0: shape ``(size, size)``."""
+    def matrices(self, sigma: float) -> tuple[Tensor, Tensor]:
+        """Return T of rows and of columns for a standard deviation in pixels, > 0: ``(H, H)``, ``(W, W)``."""
         taps = torch.tensor(gaussian_taps(sigma, self.radius))
-        return (taps @ self._basis).view(self.size, self.size)
+        made = {side: (taps @ basis).view(side, side) for side, basis in self._basis.items()}
+        return made[self.size[0]], made[self.size[1]]
 
 
 def _neighbour_sums(size: int, radius: int, padding: BlurPadding) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,11 +13,12 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tvf
 
-from mmcl_lightning._options import check_choice, check_number, check_whole
+from mmcl_lightning._options import check_choice, check_number
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.transforms.base import ImageTransform, check_statistics, image_to_tensor
+from mmcl_lightning.transforms.base import ImageTransform, Size, as_pair, check_statistics, normalise
 from mmcl_lightning.transforms.batched import adjust_colors, blend_with_gray, resample, resampling_weights
-from mmcl_lightning.transforms.blur import BlurPadding, SquareGaussianBlur
+from mmcl_lightning.transforms.blur import BlurPadding, GaussianBlur
+from mmcl_lightning.transforms.images import PixelImage, image_size, image_to_tensor
 
 __all__ = ["CIFAR_MEAN", "CIFAR_STD", "SimCLRParameters", "SimCLRTransform"]
 
@@ -59,10 +60,13 @@ class SimCLRTransform(ImageTransform):
     once and applies the same pixel operations without the per-transform dispatch, which dominates the
     cost at 32 x 32 pixels.
 
+    Images of other than three channels, uint8 tensors, are made as :meth:`apply_batch` does it: gray is the
+    mean of their channels, and the hue stays.
+
     The defaults are :meth:`cifar` without normalisation.
 
     Args:
-        size: Height and width of a view in pixels.
+        size: Height and width of a view in pixels, one number for a square.
         crop_scale: Smallest and largest area of the crop, as fractions of the image.
         crop_ratio: Smallest and largest width / height of the crop.
         interpolation: ``"bilinear"`` or ``"bicubic"``, antialiased.
@@ -86,7 +90,7 @@ class SimCLRTransform(ImageTransform):
 
     def __init__(
         self,
-        size: int = 32,
+        size: Size = 32,
         crop_scale: tuple[float, float] = (0.08, 1.0),
         crop_ratio: tuple[float, float] = (3 / 4, 4 / 3),
         interpolation: Literal["bilinear", "bicubic"] = "bilinear",
@@ -100,10 +104,10 @@ class SimCLRTransform(ImageTransform):
         blur_kernel: int = 3,
         blur_sigma: tuple[float, float] = (0.1, 2.0),
         blur_padding: BlurPadding = "reflect",
-        mean: tuple[float, float, float] | None = None,
-        std: tuple[float, float, float] | None = None,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
     ) -> None:
-        check_whole(1, size=size)
+        self._size = as_pair(size)
         check_choice("interpolation", interpolation, sorted(_RESAMPLING))
         self.size = size
         self.crop_scale = _interval("crop_scale", crop_scale, high=1.0)
@@ -112,19 +116,25 @@ class SimCLRTransform(ImageTransform):
         self.hflip_prob = _probability("hflip_prob", hflip_prob)
         self.vflip_prob = _probability("vflip_prob", vflip_prob)
         self.cj_prob = _probability("cj_prob", cj_prob)
-        self.jitter = _jitter(jitter, cj_strength)
+        self._strengths = _jitter(jitter, cj_strength)
+        self.jitter = jitter
+        self.cj_strength = cj_strength
         self.gray_prob = _probability("gray_prob", gray_prob)
         self.blur_prob = _probability("blur_prob", blur_prob)
+        self.blur_kernel = blur_kernel
         self.blur_sigma = _interval("blur_sigma", blur_sigma)
+        self.blur_padding = blur_padding
+        self.mean = mean
+        self.std = std
         self._statistics = check_statistics(mean, std)
-        self._blur = SquareGaussianBlur(size, blur_kernel, blur_padding) if blur_prob > 0 else None
+        self._blur = GaussianBlur(self._size, blur_kernel, blur_padding) if blur_prob > 0 else None
 
     @classmethod
     def cifar(
         cls,
-        size: int = 32,
-        mean: tuple[float, float, float] | None = CIFAR_MEAN,
-        std: tuple[float, float, float] | None = CIFAR_STD,
+        size: Size = 32,
+        mean: tuple[float, ...] | None = CIFAR_MEAN,
+        std: tuple[float, ...] | None = CIFAR_STD,
     ) -> SimCLRTransform:
         """Recipe A2 of CIFAR and STL-10 (HCL's code, which the paper's CIFAR code keeps).
 
@@ -140,9 +150,9 @@ class SimCLRTransform(ImageTransform):
     @classmethod
     def imagenet(
         cls,
-        size: int = 224,
-        mean: tuple[float, float, float] | None = None,
-        std: tuple[float, float, float] | None = None,
+        size: Size = 224,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
     ) -> SimCLRTransform:
         """Recipe A1 of ImageNet (the paper's ImageNet code): bicubic, jitter 0.8, no normalisation.
 
@@ -151,15 +161,15 @@ class SimCLRTransform(ImageTransform):
             mean: Per-channel mean, or None to stay in [0, 1] as published.
             std: Per-channel standard deviation, or None.
         """
-        kernel = 2 * round(11 * size / 224) + 1
+        kernel = 2 * round(11 * min(as_pair(size)) / 224) + 1
         return cls(
             size=size, interpolation="bicubic", jitter=(0.8, 0.8, 0.8, 0.2),
             blur_kernel=kernel, blur_sigma=(0.2, 2.0), blur_padding="zeros", mean=mean, std=std,
         )  # fmt: skip
 
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Draw one view, a float32 tensor of shape ``(3, size, size)``."""
-        return self.apply(image, self.draw(*image.size))
+    def __call__(self, image: PixelImage) -> Tensor:
+        """Draw one view, a float32 tensor of shape ``(C, *size)``."""
+        return self.apply(image, self.draw(*image_size(image)))
 
     def draw(self, width: int, height: int) -> SimCLRParameters:
         """Draw the parameters of one view of an image of this size, from torch's generator."""
@@ -176,9 +186,11 @@ class SimCLRTransform(ImageTransform):
             sigma=low + draws[5] * (high - low) if draws[4] < self.blur_prob else 0.0,
         )
 
-    def apply(self, image: Image.Image, parameters: SimCLRParameters) -> Tensor:
-        """Make the view of one image that the parameters describe, shape ``(3, size, size)``."""
-        image = image.crop(parameters.box).resize((self.size, self.size), _RESAMPLING[self.interpolation])
+    def apply(self, image: PixelImage, parameters: SimCLRParameters) -> Tensor:
+        """Make the view of one image that the parameters describe, shape ``(C, *size)``."""
+        if isinstance(image, Tensor):
+            return self.apply_batch(image[None], [parameters])[0]
+        image = image.crop(parameters.box).resize(self._size[::-1], _RESAMPLING[self.interpolation])
         if parameters.hflip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if parameters.vflip:
@@ -190,7 +202,7 @@ class SimCLRTransform(ImageTransform):
         view = image_to_tensor(image)
         if self._blur is not None and parameters.sigma > 0:
             view = self._blur(view, parameters.sigma).clamp_(0.0, 1.0)
-        return self._normalise(view)
+        return normalise(view, self._statistics)
 
     def apply_batch(self, images: Tensor, parameters: Sequence[SimCLRParameters]) -> Tensor:
         """Make the views of many images at once.
@@ -199,32 +211,27 @@ class SimCLRTransform(ImageTransform):
         its views are about one grey level darker.
 
         Args:
-            images: uint8, shape ``(B, 3, H, W)``.
+            images: uint8, shape ``(B, C, H, W)``.
             parameters: One per image.
 
         Returns:
-            float32, shape ``(B, 3, size, size)``.
+            float32, shape ``(B, C, *size)``.
         """
         height, width = images.shape[2:]
         left, top, right, bottom = torch.tensor([p.box for p in parameters]).T
         hflip = torch.tensor([p.hflip for p in parameters])
         vflip = torch.tensor([p.vflip for p in parameters])
-        rows = resampling_weights(top, bottom, vflip, height, self.size, self.interpolation)
-        columns = resampling_weights(left, right, hflip, width, self.size, self.interpolation)
+        rows = resampling_weights(top, bottom, vflip, height, self._size[0], self.interpolation)
+        columns = resampling_weights(left, right, hflip, width, self._size[1], self.interpolation)
         views = resample(images.float().div_(255), rows, columns)
         adjust_colors(views, [p.jitter for p in parameters])
         gray = [i for i, p in enumerate(parameters) if p.gray]
         views[gray] = blend_with_gray(views[gray], 0.0)
         blurred = [i for i, p in enumerate(parameters) if p.sigma > 0]
         if self._blur is not None and blurred:
-            matrices = torch.stack([self._blur.matrix(parameters[i].sigma) for i in blurred])
-            views[blurred] = resample(views[blurred], matrices, matrices)
-        return self._normalise(views)
-
-    def _normalise(self, views: Tensor) -> Tensor:
-        if self._statistics is None:
-            return views
-        return views.sub_(self._statistics[0]).div_(self._statistics[1])
+            pairs: Any = zip(*(self._blur.matrices(parameters[i].sigma) for i in blurred), strict=True)
+            views[blurred] = resample(views[blurred], *map(torch.stack, pairs))
+        return normalise(views, self._statistics)
 
     def crop_box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Draw a crop as torchvision's RandomResizedCrop does.
@@ -256,7 +263,7 @@ class SimCLRTransform(ImageTransform):
         order = sorted(range(4), key=draws[4:].__getitem__)  # sorting four uniforms is a fair shuffle
         steps = []
         for which in order:
-            strength = self.jitter[which]
+            strength = self._strengths[which]
             if strength == 0:
                 continue
             low = -strength if which == 3 else max(0.0, 1.0 - strength)

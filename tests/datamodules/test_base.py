@@ -312,7 +312,7 @@ def test_equal_data_have_equal_fingerprints() -> None:
         (
             MultiView(SimCLRTransform(24)),
             CentralCrop(16),
-            "training images have 24 pixels, those of the evaluation 16",
+            "training images have 24 x 24 pixels, those of the evaluation 16 x 16",
         ),
         (SimCLRTransform.cifar(16), None, "not normalised by the same mean and std"),
         (

@@ -174,7 +174,7 @@ def test_options_are_checked(tmp_path: Path, options: dict, message: str) -> Non
 def test_an_image_size_in_vain_is_refused(tmp_path: Path) -> None:
     """Transforms that are given make images of their own size, as those of folder_linear.yaml do."""
     transform = CentralCrop(224)
-    with pytest.raises(ConfigError, match=r"image_size is 96, and eval_transform makes images of 224 pixels"):
+    with pytest.raises(ConfigError, match="image_size is 96, and eval_transform makes images of 224 x 224"):
         ImageFolderDataModule(str(tmp_path), image_size=96, eval_transform=transform)
     ImageFolderDataModule(str(tmp_path), image_size=96, eval_transform=CentralCrop(96))
     ImageFolderDataModule(str(tmp_path), eval_transform=CentralCrop(96))

@@ -139,5 +139,5 @@ def test_width_of_an_unknown_module_is_found_without_a_trace(side: int) -> None:
     ],
 )
 def test_width_that_cannot_be_found(net: nn.Module, reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"Pass feature_dim, or set .backbone.num_features.*{reason}"):
+    with pytest.raises(ConfigError, match=f"let the module have an attribute num_features.*{reason}"):
         feature_dim(net)

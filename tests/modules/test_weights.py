@@ -43,6 +43,7 @@ def test_a_checkpoint_of_ours_tells_its_network(tmp_path: Path) -> None:
     torch.manual_seed(9)
     backbone, described, report = backbone_from(path)
     assert same(backbone, trained)
+    assert described.pop("preprocessing")["pixels"] == [16, 16]
     assert described == {"checkpoint": path, "backbone": "resnet18", "cifar_stem": True}
     assert report == f"{path}: 120 of 120 weights of the backbone loaded"
 
@@ -118,7 +119,7 @@ def test_what_does_not_fit_is_counted_and_named(tmp_path: Path) -> None:
     assert said.endswith("It was trained with backbone 'resnet18', cifar_stem=True")
     assert len(said) < 500
 
-    export_backbone(path, str(tmp_path / "b.pt"))
+    torch.save(dict(read_backbone(path).weights), tmp_path / "b.pt")
     with pytest.raises(ConfigError, match="first convolution is 3 wide: set cifar_stem accordingly"):
         backbone_from(str(tmp_path / "b.pt"), "resnet18", cifar_stem=False)
     with pytest.raises(ConfigError, match=r"does not say of which network it is: set --model.backbone"):
@@ -213,7 +214,7 @@ def test_what_is_no_weight_is_passed_over(tmp_path: Path) -> None:
     torch.save(content, tmp_path / "b.pt")
     assert "24 of 24 weights" in load_backbone(build_backbone("conv4"), read_backbone(str(tmp_path / "b.pt")))
     torch.save({"state_dict": state, "hyper_parameters": {"backbone": 5}}, tmp_path / "b.pt")
-    with pytest.raises(ConfigError, match="backbone must be a name or a module, got 5"):
+    with pytest.raises(ConfigError, match="backbone must be a name, a name with options, or a module, got 5"):
         backbone_from(str(tmp_path / "b.pt"))
 
 

@@ -7,7 +7,7 @@ import torch
 from torchvision.transforms.v2 import functional as tvf
 
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.transforms.blur import SquareGaussianBlur, gaussian_taps
+from mmcl_lightning.transforms.blur import GaussianBlur, gaussian_taps
 
 
 def image(size: int) -> torch.Tensor:
@@ -18,7 +18,7 @@ def image(size: int) -> torch.Tensor:
 @pytest.mark.parametrize("sigma", [0.1, 0.7, 2.0])
 def test_reflecting_blur_equals_torchvision(size: int, kernel: int, sigma: float) -> None:
     expected = tvf.gaussian_blur(image(size), [kernel, kernel], [sigma, sigma])
-    torch.testing.assert_close(SquareGaussianBlur(size, kernel)(image(size), sigma), expected)
+    torch.testing.assert_close(GaussianBlur(size, kernel)(image(size), sigma), expected)
 
 
 @pytest.mark.parametrize("sigma", [0.2, 2.0])
@@ -27,7 +27,7 @@ def test_zero_padded_blur_equals_a_convolution(sigma: float) -> None:
     line = torch.cat([taps.flip(0), taps[1:]])
     weight = (line[:, None] * line[None]).expand(3, 1, 23, 23)
     expected = torch.nn.functional.conv2d(image(40)[None], weight, padding=11, groups=3)[0]
-    torch.testing.assert_close(SquareGaussianBlur(40, 23, "zeros")(image(40), sigma), expected)
+    torch.testing.assert_close(GaussianBlur(40, 23, "zeros")(image(40), sigma), expected)
 
 
 def test_taps_sum_to_one() -> None:
@@ -38,10 +38,10 @@ def test_taps_sum_to_one() -> None:
 
 def test_a_constant_image_stays_constant_when_reflected() -> None:
     constant = torch.full((3, 16, 16), 0.25)
-    torch.testing.assert_close(SquareGaussianBlur(16, 7)(constant, 1.5), constant)
-    assert SquareGaussianBlur(16, 7, "zeros")(constant, 1.5)[0, 0, 0] < 0.2
+    torch.testing.assert_close(GaussianBlur(16, 7)(constant, 1.5), constant)
+    assert GaussianBlur(16, 7, "zeros")(constant, 1.5)[0, 0, 0] < 0.2
 
 
 def test_kernel_is_checked() -> None:
     with pytest.raises(ConfigError, match="odd and positive, got 2"):
-        SquareGaussianBlur(8, 2)
+        GaussianBlur(8, 2)

@@ -8,8 +8,15 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.transforms import CIFAR_MEAN, CIFAR_STD, CentralCrop, EvalTransform
+from mmcl_lightning.errors import ConfigError, ShapeError
+from mmcl_lightning.transforms import (
+    CIFAR_MEAN,
+    CIFAR_STD,
+    CentralCrop,
+    EvalTransform,
+    ImageTransform,
+    SimCLRTransform,
+)
 
 
 def photo(width: int, height: int) -> Image.Image:
@@ -73,3 +80,48 @@ def test_central_crop_equals_torchvision(width: int, height: int) -> None:
     view = CentralCrop(24, mean=CIFAR_MEAN, std=CIFAR_STD)(image)
     assert view.shape == (3, 24, 24)
     torch.testing.assert_close(view, reference(image))
+
+
+@pytest.mark.parametrize(
+    "transform", [EvalTransform(20, (12, 28)), CentralCrop((12, 28)), EvalTransform((12, 28))]
+)
+def test_sizes_that_are_not_square(transform: ImageTransform) -> None:
+    view = transform(photo(70, 30))
+    assert view.shape == (3, 12, 28)
+    assert (view.min() >= 0, view.max() <= 1) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("image", "covered"),
+    [((70, 30), (12, 28)), ((30, 70), (65, 28)), ((28, 12), (12, 28)), ((7, 3), (12, 28))],
+)
+def test_a_height_and_a_width_are_just_covered(image: tuple[int, int], covered: tuple[int, int]) -> None:
+    assert EvalTransform((12, 28))(photo(*image)).shape[1:] == covered
+
+
+@pytest.mark.parametrize("transform", [EvalTransform(20, 16), CentralCrop(16), EvalTransform(None, 96)])
+def test_tensors_are_made_as_pictures(transform: ImageTransform) -> None:
+    """Of three channels, to compare; the same up to the rounding of the two ways of resizing."""
+    pixels = v2.functional.pil_to_tensor(photo(70, 30))
+    torch.testing.assert_close(transform(pixels), transform(photo(70, 30)), atol=2 / 255, rtol=0)
+    assert transform(pixels[:2].contiguous()).shape[0] == 2
+
+
+def test_mean_and_std_are_of_the_channels() -> None:
+    transform = EvalTransform(mean=(0.5,), std=(0.5,))
+    assert transform(torch.full((1, 4, 4), 255, dtype=torch.uint8)).unique().tolist() == [1.0]
+    with pytest.raises(ShapeError, match="mean and std have 1 numbers, and the images 3 channels"):
+        transform(photo(4, 4))
+
+
+def test_a_transform_says_how_it_was_built() -> None:
+    for transform in (
+        EvalTransform(20, (12, 28), CIFAR_MEAN, CIFAR_STD),
+        CentralCrop(16, 0.5),
+        SimCLRTransform(24),
+    ):
+        again = type(transform)(**transform.options())
+        assert again.options() == transform.options()
+    assert SimCLRTransform(24, cj_strength=0.5).replace(size=16)._strengths == pytest.approx(
+        (0.2, 0.2, 0.2, 0.05)
+    )

@@ -137,7 +137,7 @@ def test_brightness_draws_the_published_range() -> None:
 
 
 def test_strength_scales_the_jitter() -> None:
-    assert SimCLRTransform(cj_strength=0.5).jitter == pytest.approx((0.2, 0.2, 0.2, 0.05))
+    assert SimCLRTransform(cj_strength=0.5)._strengths == pytest.approx((0.2, 0.2, 0.2, 0.05))
 
 
 def test_views_are_reproducible_and_differ() -> None:
@@ -179,7 +179,7 @@ def test_yaml_names_a_transform() -> None:
         ({"blur_sigma": (0.0, 1.0)}, "blur_sigma must be two numbers"),
         ({"interpolation": "nearest"}, "interpolation must be 'bicubic' or 'bilinear'"),
         ({"mean": (0.5, 0.5, 0.5)}, "mean and std go together"),
-        ({"mean": (0.5, 0.5), "std": (1.0, 1.0)}, "three numbers each"),
+        ({"mean": (0.5, 0.5), "std": (1.0, 1.0, 1.0)}, "one number per channel each"),
         ({"mean": (0.5, 0.5, 0.5), "std": (1.0, 0.0, 1.0)}, "every std must be positive"),
     ],
 )
@@ -200,3 +200,36 @@ def test_log_ratio_is_symmetric() -> None:
     ratios = np.log((boxes[:, 2] - boxes[:, 0]) / (boxes[:, 3] - boxes[:, 1]))
     assert abs(ratios.mean()) < 0.02
     assert abs(ratios).max() < math.log(4 / 3) + 0.02
+
+
+def test_views_that_are_not_square() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))
+    for transform in (SimCLRTransform.cifar((12, 28)), SimCLRTransform.imagenet((48, 64))):
+        torch.manual_seed(0)
+        view = transform(image)
+        assert view.shape == (3, *transform.pixels)
+    torch.manual_seed(0)
+    transform = SimCLRTransform((12, 28), blur_prob=1.0)
+    parameters = transform.draw(50, 40)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    batched = transform.apply_batch(pixels[None], [parameters])[0]
+    torch.testing.assert_close(batched, transform.apply(image, parameters), atol=8 / 255, rtol=0)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_other_numbers_of_channels(channels: int) -> None:
+    """Brightness and contrast change all channels alike, gray is their mean, and the hue stays."""
+    image = torch.randint(0, 256, (channels, 20, 24), dtype=torch.uint8)
+    plain = {"size": 8, "hflip_prob": 0.0, "blur_prob": 0.0, "crop_scale": (1.0, 1.0)}
+    torch.manual_seed(0)
+    gray = SimCLRTransform(**plain, cj_prob=0.0, gray_prob=1.0)(image)
+    torch.manual_seed(0)
+    colour = SimCLRTransform(**plain, cj_prob=0.0, gray_prob=0.0)(image)
+    torch.testing.assert_close(gray, colour.mean(0, keepdim=True).expand_as(colour))
+    torch.manual_seed(0)
+    hue = SimCLRTransform(**plain, cj_prob=1.0, gray_prob=0.0, jitter=(0.0, 0.0, 0.0, 0.5))(image)
+    assert torch.equal(hue, colour)
+    torch.manual_seed(0)
+    bright = SimCLRTransform(**plain, cj_prob=1.0, gray_prob=0.0, jitter=(0.9, 0.0, 0.0, 0.0))(image)
+    inside = (bright > 0) & (bright < 1)
+    assert (bright / colour)[inside].std() < 1e-5
