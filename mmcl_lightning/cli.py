@@ -277,7 +277,9 @@ def _epilog() -> str:
     recipes = ", ".join(name.removesuffix(".yaml") for name in recipe_names())
     return (
         f"Commands with options of their own (see mmcl NAME --help): {tools}. "
-        f"Recipes for --config: {recipes}."
+        f"Recipes for --config: {recipes}. "
+        "A folder of your own, --data.root of folder_*, holds train/CLASS/... and test/CLASS/..., or "
+        "CLASS/..., or images alone; labels may stand in a CSV file, --data.labels."
     )
 
 

@@ -15,7 +15,7 @@ from mmcl_lightning.datamodules.duplicates import shared_files
 from mmcl_lightning.datamodules.image_files import FileSource, cache_images, hold_out
 from mmcl_lightning.datamodules.pictures import PictureReader
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
-from mmcl_lightning.datamodules.sources import ImageSource
+from mmcl_lightning.datamodules.sources import ImageSource, with_labels
 from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.datamodules.tree import Layout, PictureTree, scan_tree
 from mmcl_lightning.errors import ConfigError
@@ -40,6 +40,12 @@ class ImageFolderDataModule(SSLDataModule):
       ``num_classes`` is None and ``knn_dataloaders()`` returns None, which switches the readout off. The
       fraction ``holdout`` gives the validation loss and is not trained on.
 
+    This is what the folders mean, and ``layout`` fixes it where that is not what they mean. Labels are the
+    class folders, unless ``labels`` is ``"none"`` or a CSV file with a row per picture. Then pictures lie at
+    any depth, such as year and month or a folder per video, and folders matter only as splits. Pictures that
+    the file gives no label are trained on without one. Where the file has a column of splits, that takes the
+    place of folders, and pictures without a split are not read.
+
     How it was read, and what was not, is said when a run begins. Every format that Pillow opens is read, as
     :class:`~mmcl_lightning.datamodules.pictures.PictureReader` says.
 
@@ -63,6 +69,13 @@ class ImageFolderDataModule(SSLDataModule):
         holdout: Fraction held out where the folder has no test images, 0 <= holdout < 1.
         layout: ``"splits"``, ``"classes"`` or ``"flat"`` (all images at any depth, unlabelled) where
             ``"auto"`` reads it otherwise; see :func:`~mmcl_lightning.datamodules.tree.scan_tree`.
+        labels: ``"folder"``: the class folders. ``"none"``: no labels, whatever the folders are; splits stay.
+            Or a CSV file, in the current folder or in ``root``, whose first line names its columns: the path
+            (``path``, ``file``, ``filename``, ``image``, ``image_id``, ``id``), the label (``label``,
+            ``class``, ``target``, ``category``), and perhaps the split (``split``, ``set``, ``subset``) with
+            train, test, val and the like. A path is relative to ``root``, or absolute, or the end of one
+            picture's path, such as its name; the ending of the name may be missing.
+        label_columns: Names of the file's columns by ours, where they are others, as in ``{label: dx}``.
         channels: Channels of an image: 3, colour; 1, grey; others for all bands of a TIFF. None for 3, or the
             number of ``bands``. The network needs as many: ``--model.backbone '{name: resnet18, in_channels:
             4}'``.
@@ -90,6 +103,8 @@ class ImageFolderDataModule(SSLDataModule):
         holdout: float = 0.1,
         cache: bool = False,
         layout: Layout = "auto",
+        labels: str = "folder",
+        label_columns: dict[str, str] | None = None,
         channels: int | None = None,
         bands: tuple[int, ...] | None = None,
         value_range: tuple[float, float] | None = None,
@@ -126,6 +141,8 @@ class ImageFolderDataModule(SSLDataModule):
         self.cache = cache
         check_choice("layout", layout, ("auto", "splits", "classes", "flat"))
         self.layout = layout
+        self.labels = labels
+        self.label_columns = label_columns
         self.reader = PictureReader(channels, bands, value_range, background, max_pixels)
         numbers = 0 if mean is None else len(mean)
         if numbers not in (0, self.reader.depth):
@@ -147,10 +164,12 @@ class ImageFolderDataModule(SSLDataModule):
     def description(self) -> str:
         """Say how the folder was read: images and classes of each split, and what was left out."""
         tree, names = self._scan(), self.class_names
-        rows = [("train", len(self.splits.pretrain))]
-        if self.splits.heldout is not None:
-            rows.append(("held out", len(self.splits.heldout)))
-        lines = [tree.read_as, *(f"  {use:<9}{count:>8} images" for use, count in rows)]
+        lines = [tree.read_as]
+        for use, source in (("train", self.splits.pretrain), ("held out", self.splits.heldout)):
+            if source is not None:
+                known = int((source.targets >= 0).sum())
+                some = f", {known} with a label" if names is not None and known < len(source) else ""
+                lines.append(f"  {use:<9}{len(source):>8} images{some}")
         if names is not None:
             first = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
             lines.append(f"  {len(names)} class{'es' * (len(names) != 1)}: {first}")
@@ -190,7 +209,7 @@ class ImageFolderDataModule(SSLDataModule):
 
     @property
     def class_names(self) -> list[str] | None:
-        """Names of the class folders, sorted, or None without labels; looks into the folder."""
+        """Names of the classes, sorted, or None without labels; looks into the folder."""
         return self._scan().class_names
 
     def load_splits(self) -> Splits:
@@ -200,13 +219,7 @@ class ImageFolderDataModule(SSLDataModule):
         test: ImageSource | None = None if tree.test is None else FileSource(*tree.test, self.reader)
         if test is None:
             train, test = hold_out(train, self.holdout, self.seed)
-        labelled = tree.class_names is not None
-        return Splits(
-            pretrain=train,
-            heldout=test,
-            bank=train if labelled else None,
-            query=test if labelled else None,
-        )
+        return Splits(train, test, bank=with_labels(train), query=None if test is None else with_labels(test))
 
     def prepare_source(self, source: ImageSource) -> ImageSource:
         """Decode the images, if they are to be cached."""
@@ -274,7 +287,7 @@ class ImageFolderDataModule(SSLDataModule):
 
     def _scan(self) -> PictureTree:
         if self._tree is None:
-            self._tree = scan_tree(self.root, self.layout)
+            self._tree = scan_tree(self.root, self.layout, self.labels, self.label_columns)
         return self._tree
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "SubsetSource",
     "balanced_subset",
     "take_subset",
+    "with_labels",
     "without_labels",
 ]
 
@@ -171,3 +172,9 @@ def without_labels(source: ImageSource) -> ImageSource:
     view = source.subset(np.arange(len(source)))
     view.targets = np.full(len(source), -1)
     return view
+
+
+def with_labels(source: ImageSource) -> ImageSource | None:
+    """Return the images that have a label: ``source`` itself where all have, None where none has."""
+    known = source.targets >= 0
+    return source if known.all() else source.subset(np.flatnonzero(known)) if known.any() else None

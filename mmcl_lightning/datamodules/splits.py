@@ -95,11 +95,11 @@ class Splits:
         Raises:
             ConfigError: If nothing is held out and ``which`` is ``"test"``.
         """
-        held = self.heldout if self.query is None else self.query
         if which == "train":
             return {"train": self.pretrain if self.bank is None else self.bank}
         if which == "all":
-            return {"train": self.pretrain} | ({} if held is None else {"test": held})
+            return {"train": self.pretrain} | ({} if self.heldout is None else {"test": self.heldout})
+        held = self.heldout if self.query is None else self.query
         if held is None:
             raise ConfigError(
                 "predict_split is 'test', but no image is held out; set predict_split to 'train'"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mmcl_lightning.datamodules.pictures import is_picture
-from mmcl_lightning.errors import DataError
+from mmcl_lightning.datamodules.labelled import ByColumn, ByFile, ByFolder, LabelledPictures, Listed
+from mmcl_lightning.datamodules.labels import LabelFile, find_label_file
+from mmcl_lightning.datamodules.walking import Walk
+from mmcl_lightning.errors import ConfigError, DataError
 
 __all__ = ["Layout", "PictureTree", "scan_tree"]
 
@@ -22,11 +20,6 @@ Layout = Literal["auto", "splits", "classes", "flat"]
 #: Names of split folders, in lower case and without separators.
 _TRAIN = ("train", "training", "trainset", "trainingset")
 _TEST = ("test", "testing", "testset", "val", "valid", "validation", "valset", "validationset", "eval")
-#: Folders that systems and programs leave among pictures; hidden ones besides.
-_SYSTEM = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "__pycache__"}
-
-#: Files, and their class indices, shape ``(N,)``, -1 without labels.
-Listed = tuple[list[str], NDArray[np.int64]]
 
 
 @dataclass
@@ -34,9 +27,10 @@ class PictureTree:
     """What a folder holds.
 
     Attributes:
-        train: Files to train on, by class, and their class indices, shape ``(N,)``, -1 without labels.
+        train: Files to train on, by class, and their class indices, shape ``(N,)``, -1 without labels; those
+            come last.
         test: Held-out files, likewise, or None where the folder has no split for them.
-        class_names: Sorted names of the class folders, or None without labels.
+        class_names: Sorted names of the classes, or None without labels.
         read_as: How the layout was read, in words.
         ignored: Number of files and folders that are not read, by the reason or the ending of their names.
     """
@@ -48,7 +42,9 @@ class PictureTree:
     ignored: Counter[str] = field(default_factory=Counter)
 
 
-def scan_tree(root: str, layout: Layout = "auto") -> PictureTree:
+def scan_tree(
+    root: str, layout: Layout = "auto", labels: str = "folder", label_columns: dict[str, str] | None = None
+) -> PictureTree:
     """List the pictures of a folder.
 
     Hidden and system folders are left out at every level, and links into the folder itself are not followed,
@@ -56,94 +52,119 @@ def scan_tree(root: str, layout: Layout = "auto") -> PictureTree:
 
     Args:
         root: The folder.
-        layout: ``"splits"``: a folder to train on and one to hold out, each with class folders or with
-            pictures alone. ``"classes"``: class folders. ``"flat"``: all pictures at any depth, unlabelled.
-            ``"auto"``: splits where there is a folder ``train``, also in capitals or under a similar name;
-            else classes where all pictures are in folders; else flat. A folder that holds nothing but one
-            other folder with folders in it is taken for a wrapping, and entered.
+        layout: What its folders mean. ``"splits"``: one is to train on and one to hold out, each with class
+            folders or with pictures alone. ``"classes"``: they are classes. ``"flat"``: nothing; all pictures
+            at any depth are taken. ``"auto"``: splits where there is a folder ``train``, also in capitals or
+            under a similar name; else classes where all pictures are in folders; else flat. A folder that
+            holds nothing but one other folder with folders in it is taken for a wrapping, and entered.
+        labels: ``"folder"``: the class folders that the layout has. ``"none"``: nothing is labelled, and only
+            folders of splits mean something. A CSV file: see
+            :class:`~mmcl_lightning.datamodules.labels.LabelFile`; its splits, where it has some, take the
+            place of folders, and pictures that have none are not read.
+        label_columns: Names of the file's columns by ours, ``path``, ``label`` and ``split``, where they are
+            not the usual ones.
 
     Raises:
-        DataError: If the folder is missing, holds no picture, or does not have the layout.
+        ConfigError: If the options contradict each other.
+        DataError: If the folder is missing, holds no picture, or does not have the layout, or the labels
+            cannot be read.
     """
     folder = Path(root).expanduser().absolute()
     if folder.is_file():
         raise DataError(f"{folder} is a file; set --data.root to a folder with images")
     if not folder.is_dir():
         raise DataError(f"the image folder {folder} does not exist; set --data.root to a folder with images")
-    walk = _Walk(str(folder))
-    top = _unwrap(walk, str(folder)) if layout in ("auto", "splits") else str(folder)
-    within = "" if top == str(folder) else f" within {os.path.relpath(top, folder)}"
-    splits = _split_folders(walk, top) if layout in ("auto", "splits") else {}
-    if "train" in splits:
-        return _read_splits(walk, top, splits, within)
+    if labels in ("folder", "none") and label_columns:
+        raise ConfigError(f"label_columns are of a file, and labels is {labels!r}")
+    walk = Walk(str(folder))
+    if labels == "folder":
+        return _read(ByFolder(walk, str(folder)), layout)
+    if layout == "classes":
+        raise ConfigError(
+            f"layout is 'classes', which takes the labels from folders, and labels is {labels!r}"
+        )
+    file = None
+    if labels != "none":
+        path, pictures = find_label_file(labels, str(folder)), list(walk.pictures_below(str(folder)))
+        if not pictures:
+            raise walk.nothing(str(folder))
+        walk.take(str(path))
+        file = LabelFile(path, pictures, str(folder), label_columns or {})
+        walk.ignored.update(file.unused)
+        if file.splits is not None:
+            if layout == "splits":
+                raise ConfigError(
+                    f"layout is 'splits', and {path.name} has a column of splits: leave one of them out"
+                )
+            return _read_splits(ByColumn(walk, file, file.splits), "")
+    return _read(ByFile(walk, str(folder), file), layout)
+
+
+def _read(by: ByFolder, layout: Layout) -> PictureTree:
+    """Read a folder, whose folders have the meaning of the layout."""
+    within = ""
+    if layout in ("auto", "splits"):
+        folder, by.top = by.top, _unwrap(by.walk, by.top)
+        within = "" if by.top == folder else f" within {os.path.relpath(by.top, folder)}"
+        if any(_plain(name) in _TRAIN for name in by.names()):
+            return _read_splits(by, within)
     if layout == "splits":
-        raise DataError(f"layout is 'splits', and {top} has no folder train (or {', '.join(_TRAIN[1:])})")
-    if layout == "flat":
-        return _flat(walk, top, "all pictures at any depth, unlabelled")
-    return _read_classes(walk, top, layout, within)
+        raise DataError(f"layout is 'splits', and {by.top} has no folder train (or {', '.join(_TRAIN[1:])})")
+    if layout == "flat" and not isinstance(by, ByFile):
+        by = ByFile(by.walk, by.top, None)
+    whole = by.read()
+    if layout == "classes" and not whole.labelled:
+        raise DataError(f"layout is 'classes', and {by.top} has no folders with images")
+    return _tree(by, whole, None, by.describe(whole, within))
 
 
-class _Walk:
-    """Lists folders, and remembers what it left out."""
-
-    def __init__(self, root: str) -> None:
-        self.real_root = os.path.realpath(root)
-        self.ignored: Counter[str] = Counter()
-        self._reported: set[str] = set()
-        self._links: dict[str, str] = {}  # folders outside by the link that leads to them
-
-    def entries(self, folder: str) -> tuple[list[str], list[str]]:
-        """Return the names of the pictures and of the folders of a folder, sorted."""
-        pictures, folders = [], []
-        with os.scandir(folder) as found:
-            for entry in sorted(found, key=lambda entry: entry.name):
-                if entry.name.startswith(".") or entry.name.lower() in _SYSTEM:
-                    self._leave_out(entry.path, "hidden or system")
-                elif entry.is_dir():
-                    if entry.is_symlink() and not self._leads_out(entry.path):
-                        self._leave_out(entry.path, "links into the folder itself, or twice to one place")
-                    else:
-                        folders.append(entry.name)
-                elif is_picture(entry.path):
-                    pictures.append(entry.name)
-                else:
-                    self._leave_out(entry.path, os.path.splitext(entry.name)[1].lower() or "no ending")
-        return pictures, folders
-
-    def pictures_below(self, folder: str) -> Iterator[str]:
-        """Return all pictures of a folder and of those in it, sorted by folder."""
-        pictures, folders = self.entries(folder)
-        for name in pictures:
-            yield os.path.join(folder, name)
-        for name in folders:
-            yield from self.pictures_below(os.path.join(folder, name))
-
-    def _leads_out(self, link: str) -> bool:
-        """Whether a link leads out of the root, to a place where no other link has led."""
-        target = os.path.realpath(link)
-        inside = (target + os.sep).startswith(self.real_root + os.sep)
-        above = (self.real_root + os.sep).startswith(target.rstrip(os.sep) + os.sep)
-        return not inside and not above and self._links.setdefault(target, link) == link
-
-    def _leave_out(self, path: str, why: str) -> None:
-        if path not in self._reported:
-            self._reported.add(path)
-            self.ignored[why] += 1
+def _read_splits(by: ByFolder, within: str) -> PictureTree:
+    """Read splits, of which one is to train on and one to hold out."""
+    names, ignored = by.names(), by.walk.ignored
+    trains = [name for name in names if _plain(name) in _TRAIN]
+    if not trains:
+        raise DataError(f"{by.top} has no split train (or {', '.join(_TRAIN[1:])}), but {', '.join(names)}")
+    if len(trains) > 1:
+        raise DataError(f"{by.top} has several splits to train on, {' and '.join(trains)}: keep one")
+    tests = [name for known in _TEST for name in names if _plain(name) == known]
+    others = [name for name in names if name not in (*trains, *tests)]
+    beside = {name: found for name in others if (found := by.count(name))}
+    if beside and not tests:
+        by.refuse(trains[0], [*beside])
+    ignored.update({f"pictures in {name}, which is no split": found for name, found in beside.items()})
+    train, test, chosen = by.read(trains[0]), None, ""
+    for name in tests:
+        found = by.count(name)
+        if test is not None:  # that one counts
+            ignored[f"pictures in {name}, as {chosen} is held out"] += found
+        elif found:
+            split = by.read(name)
+            if split.labelled >= train.labelled:
+                test, chosen = split, name
+            else:
+                ignored[f"pictures in {name}, {by.lacking}"] += found
+    unknown = sorted(test.classes.keys() - train.classes.keys()) if test and train.labelled else []
+    if unknown:
+        raise DataError(
+            f"{by.place(chosen)} has the {by.kind} {unknown[0]!r}, which the training images do not have"
+        )
+    return _tree(
+        by, train, test, f"{trains[0]}{f' and {chosen}' if chosen else ''}{within}, {by.source(train)}"
+    )
 
 
-@dataclass
-class _Split:
-    """Pictures of one folder: by class, or without labels."""
+def _tree(by: ByFolder, train: LabelledPictures, test: LabelledPictures | None, read_as: str) -> PictureTree:
+    """Number the classes of the training images."""
+    names = by.sorted_names(train.classes)
+    if test is not None and test.labelled and not names:
+        lost = len(test.paths) - len(test.loose)
+        by.walk.ignored["labels of held-out pictures, as none to train on has one"] += lost
+        test = LabelledPictures({}, test.paths)
+    held = None if test is None else test.numbered(names)
+    return PictureTree(train.numbered(names), held, names or None, read_as, by.walk.ignored)
 
-    classes: dict[str, list[str]]
-    loose: list[str]
 
-    @property
-    def labelled(self) -> bool:
-        return bool(self.classes)
-
-
-def _unwrap(walk: _Walk, folder: str) -> str:
+def _unwrap(walk: Walk, folder: str) -> str:
     """Enter folders that hold nothing but one folder with folders in it, and are no split themselves."""
     while True:
         pictures, folders = walk.entries(folder)
@@ -156,123 +177,6 @@ def _unwrap(walk: _Walk, folder: str) -> str:
         folder = below
 
 
-def _split_folders(walk: _Walk, folder: str) -> dict[str, list[str]]:
-    """Return the folders to train on and to hold out by their names, the usual ones first."""
-    _, folders = walk.entries(folder)
-    found = {
-        use: [name for known in names for name in folders if _plain(name) == known]
-        for use, names in (("train", _TRAIN), ("test", _TEST))
-    }
-    return {use: names for use, names in found.items() if names}
-
-
-def _read_splits(walk: _Walk, folder: str, splits: dict[str, list[str]], within: str) -> PictureTree:
-    """Read a folder that has one to train on."""
-    names = splits["train"]
-    if len(names) > 1:
-        raise DataError(f"{folder} has several folders to train on, {' and '.join(names)}: keep one")
-    _, folders = walk.entries(folder)
-    others = [name for name in folders if name not in (*names, *splits.get("test", []))]
-    beside = {name: found for name in others if (found := _count(walk, os.path.join(folder, name)))}
-    if beside and "test" not in splits:
-        raise DataError(
-            f"{folder} has a folder {names[0]} and, beside it, folders of images ("
-            f"{', '.join([*beside][:3])}, ...) but none to hold out (test, val, ...): if {names[0]} is a "
-            "class, rename it or set data.layout to classes; if it is the training split, move the others "
-            "away"
-        )
-    walk.ignored.update({f"pictures in {name}, which is no split": found for name, found in beside.items()})
-    train = _read_split(walk, os.path.join(folder, names[0]))
-    test, chosen = None, ""
-    for name in splits.get("test", []):
-        found = _count(walk, os.path.join(folder, name))
-        if test is not None:  # that one counts
-            walk.ignored[f"pictures in {name}, as {chosen} is held out"] += found
-        elif found:
-            split = _read_split(walk, os.path.join(folder, name))
-            if split.labelled >= train.labelled:
-                test, chosen = split, name
-            else:
-                walk.ignored[f"pictures in {name}, which has no class folders"] += found
-    read_as = f"{names[0]}{f' and {chosen}' if chosen else ''}{within}"
-    if not train.labelled:
-        held = None if test is None else _unlabelled(_all_of(test))
-        return PictureTree(_unlabelled(train.loose), held, None, f"{read_as}, unlabelled", walk.ignored)
-    classes = sorted(train.classes)
-    unknown = [] if test is None else sorted(set(test.classes) - set(classes))
-    if unknown:
-        raise DataError(
-            f"{os.path.join(folder, chosen)} has the class folder {unknown[0]!r}, which the training images "
-            "do not have"
-        )
-    held = None if test is None else _by_class(test.classes, classes)
-    listed = _by_class(train.classes, classes)
-    return PictureTree(listed, held, classes, f"{read_as}, with class folders", walk.ignored)
-
-
-def _read_classes(walk: _Walk, folder: str, layout: Layout, within: str) -> PictureTree:
-    """Read a folder without splits: class folders, or pictures alone."""
-    split = _read_split(walk, folder)
-    if not split.labelled:
-        if layout == "classes":
-            raise DataError(f"layout is 'classes', and {folder} has no folders with images")
-        read_as = f"pictures alone{within}, unlabelled"
-        return PictureTree(_unlabelled(split.loose), None, None, read_as, walk.ignored)
-    classes = sorted(split.classes)
-    listed = _by_class(split.classes, classes)
-    return PictureTree(listed, None, classes, f"class folders{within}", walk.ignored)
-
-
-def _flat(walk: _Walk, folder: str, read_as: str) -> PictureTree:
-    paths = list(walk.pictures_below(folder))
-    if not paths:
-        raise _nothing(walk, folder)
-    return PictureTree(_unlabelled(paths), None, None, read_as, walk.ignored)
-
-
-def _read_split(walk: _Walk, folder: str) -> _Split:
-    """Read class folders, whose pictures lie at any depth, or pictures alone."""
-    pictures, folders = walk.entries(folder)
-    loose = [os.path.join(folder, name) for name in pictures]
-    found = {name: list(walk.pictures_below(os.path.join(folder, name))) for name in folders}
-    classes = {name: paths for name, paths in found.items() if paths}
-    if loose and classes:
-        raise DataError(
-            f"{folder} holds both images ({pictures[0]}, ...) and folders of images ({next(iter(classes))}, "
-            "...): set data.layout to flat to take all of them without labels, or move the images into a "
-            "class folder"
-        )
-    if not loose and not classes:
-        raise _nothing(walk, folder)
-    walk.ignored["class folders without a picture"] += len(found) - len(classes) if classes else 0
-    return _Split(classes, loose)
-
-
-def _count(walk: _Walk, folder: str) -> int:
-    """Return the number of pictures in a folder, at any depth."""
-    return sum(1 for _ in walk.pictures_below(folder))
-
-
-def _unlabelled(paths: list[str]) -> Listed:
-    return paths, np.full(len(paths), -1)
-
-
-def _by_class(classes: dict[str, list[str]], names: list[str]) -> Listed:
-    paths = [path for name in names for path in classes.get(name, [])]
-    counts = [len(classes.get(name, [])) for name in names]
-    return paths, np.repeat(np.arange(len(names)), counts)
-
-
-def _all_of(split: _Split) -> list[str]:
-    return split.loose or [path for paths in split.classes.values() for path in paths]
-
-
 def _plain(name: str) -> str:
     """A name of a folder in lower case, without what separates words."""
     return "".join(letter for letter in name.lower() if letter not in " _-.")
-
-
-def _nothing(walk: _Walk, folder: str) -> DataError:
-    others = ", ".join(f"{why}: {count}" for why, count in walk.ignored.most_common(5))
-    found = f"; what is there is not read ({others})" if others else ""
-    return DataError(f"no image was found in {folder} or below{found}")
