@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from mmcl_lightning._checkpoints import newest_in, read_checkpoint, runs_folder
+from mmcl_lightning._embed import embed
 from mmcl_lightning._lightning import has_saved
 from mmcl_lightning._messages import class_names, filter_warnings, plain_message
 from mmcl_lightning._parser import RecipeParser
@@ -207,6 +208,7 @@ class Tool(NamedTuple):
 
 #: All of them, by name. The others are LightningCLI's, which are methods of the trainer.
 TOOLS = {
+    "embed": Tool(embed, "write the representations of a folder of images"),
     "export": Tool(export, "write a backbone's weights alone"),
     "negatives": Tool(negatives, "draw which negatives count"),
     "report": Tool(command.report, "tables and plots of runs"),

@@ -34,7 +34,7 @@ PUBLIC = {
     "sharded_knn_accuracy uniformity",
     "models": "Conv4 ProjectionHead build_backbone explained feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
-    "LinearEvaluation MMCL MoCo PretrainingModule SimCLR export_backbone",
+    "LinearEvaluation MMCL MoCo PretrainedBackbone PretrainingModule SimCLR export_backbone",
     "negatives": "HeldOutImages Selection SupportVectors choose_images find_support_vectors mmcl_criterion",
     "optim": "LARS WarmupConstant WarmupCosine WarmupLinear parameter_groups scale_learning_rate",
     "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout "

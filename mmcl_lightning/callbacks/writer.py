@@ -8,23 +8,28 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
+from mmcl_lightning._files import free_path
 from mmcl_lightning._lightning import datamodule_of
-from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.callbacks.tables import check_format, write_table
+from mmcl_lightning.distributed import layout
+from mmcl_lightning.errors import DataError
 
 __all__ = ["RepresentationWriter"]
 
 
 class RepresentationWriter(BasePredictionWriter):
-    """Write representations, projections and labels of ``predict`` as one NumPy archive per process.
+    """Write representations, projections and labels of ``predict`` as one file, whatever the processes.
 
     Args:
-        path: File to write, which must not exist; ``None`` for ``representations.npz`` in the trainer's
-            default folder, or the first of ``representations_2.npz`` and so on that is free. With several
-            processes each adds ``-rankN`` before the suffix.
+        path: File to write, which must not exist, a NumPy archive (.npz) or Parquet (.parquet, with
+            ``pip install "mmcl-lightning[parquet]"``); ``None`` for ``representations.npz`` in the trainer's
+            default folder, or the first of ``representations_2.npz`` and so on that is free.
 
     Reads:
         ``name`` of the predictions, which the modules take from the batch; the datamodule's ``rows()``.
@@ -32,7 +37,8 @@ class RepresentationWriter(BasePredictionWriter):
     Writes:
         Arrays ``h`` ``(N, F)``, ``z`` ``(N, D)`` and ``target`` ``(N,)``, in the order of the data, and which
         image each row is of: ``path``, ``class`` and ``split`` of a datamodule of ours, or ``name`` as the
-        batches have it.
+        batches have it. In Parquet h and z are lists of a fixed size. Images that could not be read, which a
+        datamodule with ``damaged: skip`` numbers ``~position``, have no row, and are named once.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -44,21 +50,12 @@ class RepresentationWriter(BasePredictionWriter):
         """Choose the file, before anything is computed.
 
         Raises:
-            ConfigError: If the given file exists.
+            ConfigError: If the given file exists, or is of no such kind.
         """
         super().setup(trainer, pl_module, stage)
-        if stage != "predict":
-            return
-        path = Path(self.path or Path(trainer.default_root_dir) / "representations.npz")
-        if trainer.world_size > 1:
-            path = path.with_stem(f"{path.stem}-rank{trainer.global_rank}")
-        if self.path is not None and path.exists():
-            raise ConfigError(f"{path} exists: give another path to write to, or remove it")
-        stem, number = path.stem, 1
-        while path.exists():
-            number += 1
-            path = path.with_stem(f"{stem}_{number}")
-        self._target = path
+        if stage == "predict":
+            self._target = free_path(self.path, Path(trainer.default_root_dir) / "representations.npz")
+            check_format(self._target)
 
     def write_on_epoch_end(
         self,
@@ -67,20 +64,39 @@ class RepresentationWriter(BasePredictionWriter):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],
     ) -> None:
-        """Write the archive and say where it is."""
-        if not predictions:
+        """Write the file, in the first process, and say where it is."""
+        arrays = (
+            {name: _joined([batch[name] for batch in predictions]) for name in predictions[0]}
+            if predictions
+            else {}
+        )
+        parts = _at_first([(_flat(batch_indices), arrays)])
+        if not trainer.is_global_zero:
+            return
+        arrays = _in_order([part for part in parts if part[1]])
+        if not arrays:
             raise DataError("there is nothing to write: the prediction loader gave no batch")
         assert self._target is not None
-        self._target.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {name: _joined([batch[name] for batch in predictions]) for name in predictions[0]}
         arrays["target"] = arrays["target"].astype(np.int64)
-        names, datamodule = arrays.get("name"), datamodule_of(trainer)
+        names, datamodule, read = arrays.get("name"), datamodule_of(trainer), ""
         if names is not None and names.dtype.kind in "iu" and hasattr(datamodule, "rows"):
+            arrays, read = _without_damaged(arrays, datamodule)
             rows = datamodule.rows(arrays.pop("name").tolist())
             arrays |= {name: np.array(values) for name, values in rows.items()}
-        np.savez(self._target, **arrays)  # type: ignore[arg-type]
+        write_table(self._target, arrays)
         shapes = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())
-        print(f"Wrote {self._target}: {shapes}")
+        print(f"Wrote {self._target}: {shapes}{read}")
+
+
+def _without_damaged(arrays: dict[str, NDArray[Any]], datamodule: Any) -> tuple[dict[str, NDArray[Any]], str]:
+    """Leave out the images that could not be read, name them, and say how many were."""
+    names = arrays["name"]
+    damaged = ~names[names < 0]
+    if len(damaged):
+        some = ", ".join(datamodule.rows(damaged[:5].tolist())["path"]) + ", ..." * (len(damaged) > 5)
+        rank_zero_warn(f"{len(damaged)} of {len(names)} pictures cannot be read, and are left out: {some}")
+    kept = {name: values[names >= 0] for name, values in arrays.items()}
+    return kept, f" ({len(names) - len(damaged)} of {len(names)} pictures read)"
 
 
 def _joined(parts: list[Any]) -> NDArray[Any]:
@@ -90,3 +106,32 @@ def _joined(parts: list[Any]) -> NDArray[Any]:
     rows = torch.cat(parts).cpu()
     joined: NDArray[Any] = (rows.float() if rows.is_floating_point() else rows).numpy()
     return joined
+
+
+def _flat(batch_indices: Any) -> list[int]:
+    """Positions of the rows in the data, from Lightning's nested lists; none where it does not know them."""
+    if isinstance(batch_indices, int):
+        return [batch_indices]
+    return [] if batch_indices is None else [index for part in batch_indices for index in _flat(part)]
+
+
+def _at_first(parts: list[Any]) -> list[Any]:
+    """Return the parts of all processes in the first one, by rank, and nothing elsewhere."""
+    where = layout()
+    if where.world_size == 1:
+        return parts
+    found: list[Any] | None = [None] * where.world_size if where.rank == 0 else None
+    dist.gather_object(parts, found)
+    return [] if found is None else [part for theirs in found for part in theirs]
+
+
+def _in_order(parts: list[tuple[list[int], dict[str, NDArray[Any]]]]) -> dict[str, NDArray[Any]]:
+    """Join the rows of several processes, each image once, in the order of the data."""
+    if len(parts) < 2:
+        return parts[0][1] if parts else {}
+    arrays = {name: np.concatenate([own[name] for _, own in parts]) for name in parts[0][1]}
+    indices = [index for own, _ in parts for index in own]
+    if len(indices) != len(arrays["target"]):  # a loader without positions
+        return arrays
+    _, first = np.unique(indices, return_index=True)
+    return {name: values[first] for name, values in arrays.items()}

@@ -83,6 +83,9 @@ class SSLDataModule(LightningDataModule):
         ConfigError: If an option is out of its range.
     """
 
+    skip_damaged = False
+    """Whether prediction leaves out images that cannot be read; their position is then ``~position``."""
+
     def __init__(
         self,
         batch_size: int = 256,
@@ -260,7 +263,9 @@ class SSLDataModule(LightningDataModule):
             ConfigError: If nothing is held out and ``predict_split`` is ``"test"``.
         """
         parts = self.splits.predicted(self.predict_split)
-        return self._eval_loader(JoinedSource(list(parts.values())), numbered=True)
+        return self._eval_loader(
+            JoinedSource(list(parts.values())), numbered=True, skip_damaged=self.skip_damaged
+        )
 
     def rows(self, positions: Sequence[int]) -> dict[str, list[str]]:
         """Say which images stand at positions of :meth:`predict_dataloader`.
@@ -369,10 +374,10 @@ class SSLDataModule(LightningDataModule):
         return dataset.collate() if isinstance(dataset, RawViewDataset) else None
 
     def _eval_loader(
-        self, source: ImageSource, share: bool = False, numbered: bool = False
+        self, source: ImageSource, share: bool = False, numbered: bool = False, skip_damaged: bool = False
     ) -> DataLoader[Any]:
         _, transform = self._transforms()
-        dataset: Dataset[Any] = EvalDataset(source, transform, numbered)
+        dataset: Dataset[Any] = EvalDataset(source, transform, numbered, skip_damaged)
         sampler = EvenSampler(dataset, self._world_size, self._rank) if share else None
         return DataLoader(
             dataset=dataset,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset
 
 from mmcl_lightning.datamodules.loading import mix_seed
 from mmcl_lightning.datamodules.sources import ImageSource
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms import MultiView, SimCLRTransform
 from mmcl_lightning.transforms.images import PixelImage, image_size
 
@@ -164,19 +165,42 @@ class EvalDataset(Dataset[Any]):
         source: The images.
         transform: From image to tensor, without randomness.
         numbered: Give the position of the image as a third part.
+        skip_damaged: Let another image stand in for one that cannot be read, under ``~position``.
     """
 
     def __init__(
-        self, source: ImageSource, transform: Callable[[PixelImage], Tensor], numbered: bool = False
+        self,
+        source: ImageSource,
+        transform: Callable[[PixelImage], Tensor],
+        numbered: bool = False,
+        skip_damaged: bool = False,
     ) -> None:
         self.source = source
         self.transform = transform
         self.numbered = numbered
+        self.skip_damaged = skip_damaged
+        self._last: PixelImage | None = None  # that could be read, which stands in for those that cannot
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int] | tuple[Tensor, int, int]:
-        image, target = self.source[index if index >= 0 else ~index]
+        try:
+            image, target = self.source[index if index >= 0 else ~index]
+        except DataError:
+            if not self.skip_damaged:
+                raise
+            image, index = self._stand_in(), min(index, ~index)
+        if self.skip_damaged:
+            self._last = image
         item = self.transform(image), target if index >= 0 else -1
         return (*item, index) if self.numbered else item
+
+    def _stand_in(self) -> PixelImage:
+        """Return the image that was read last, or else the first one that can be read."""
+        for position in range(len(self) if self._last is None else 0):
+            with contextlib.suppress(DataError):
+                return self.source.image(position)
+        if self._last is None:
+            raise DataError(f"none of the {len(self)} images can be read, such as {self.source.path(0)}")
+        return self._last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
@@ -84,6 +84,8 @@ class ImageFolderDataModule(SSLDataModule):
             all is black or white too; None for the range of 16 bits and for 0 to 1 of floats.
         background: Grey level, or red, green and blue, behind transparent pixels.
         max_pixels: Most pixels of an image.
+        damaged: What prediction does with an image that cannot be read: ``"refuse"`` ends with its name,
+            ``"skip"`` leaves it out and says so. Training and evaluation refuse it.
         cache: Decode the images in use once and keep them in memory (at most 4 GiB, uint8), shared with the
             workers. Worth it for many epochs over small images.
         **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`SSLDataModule`.
@@ -110,6 +112,7 @@ class ImageFolderDataModule(SSLDataModule):
         value_range: tuple[float, float] | None = None,
         background: int | tuple[int, int, int] = 255,
         max_pixels: int = 250_000_000,
+        damaged: Literal["refuse", "skip"] = "refuse",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -140,6 +143,8 @@ class ImageFolderDataModule(SSLDataModule):
         self.holdout = holdout
         self.cache = cache
         check_choice("layout", layout, ("auto", "splits", "classes", "flat"))
+        check_choice("damaged", damaged, ("refuse", "skip"))
+        self.skip_damaged = damaged == "skip"
         self.layout = layout
         self.labels = labels
         self.label_columns = label_columns

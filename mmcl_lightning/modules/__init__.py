@@ -6,6 +6,7 @@ from mmcl_lightning.modules.evaluation import FineTune, LinearEvaluation
 from mmcl_lightning.modules.export import export_backbone
 from mmcl_lightning.modules.mmcl import MMCL
 from mmcl_lightning.modules.moco import MoCo
+from mmcl_lightning.modules.pretrained import PretrainedBackbone
 from mmcl_lightning.modules.pretraining import PretrainingModule
 from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS, EvaluationProtocol
 from mmcl_lightning.modules.simclr import SimCLR
@@ -19,6 +20,7 @@ __all__ = [
     "FineTune",
     "LinearEvaluation",
     "MoCo",
+    "PretrainedBackbone",
     "PretrainingModule",
     "SimCLR",
     "export_backbone",

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 from runs import Plain, simclr, trainer
 from torch.utils.data import DataLoader, Dataset
 
 from mmcl_lightning.callbacks import RepresentationWriter
+from mmcl_lightning.callbacks.tables import read_table, write_table
 from mmcl_lightning.datamodules import ImageFolderDataModule
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, DataError
 
 
 def test_large_targets_and_half_precision(tmp_path: Path) -> None:
@@ -80,3 +83,98 @@ class Mean(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1).mean(dim=1, keepdim=True)
+
+
+def brightness(root: Path, count: int = 21) -> ImageFolderDataModule:
+    """Pictures whose number is their brightness, over ten."""
+    root.mkdir()
+    for index in range(count):
+        Image.new("RGB", (16, 16), (10 * index,) * 3).save(root / f"{index:02d}.png")
+    return ImageFolderDataModule(str(root), image_size=16, holdout=0.2, num_workers=0, eval_batch_size=4)
+
+
+def mean_module() -> LightningModule:
+    return simclr(backbone=Mean(), projection_head=torch.nn.Linear(1, 2))
+
+
+def test_several_processes_write_one_file_in_the_order_of_one(tmp_path: Path) -> None:
+    data = brightness(tmp_path / "photos")
+    for processes in (1, 2):
+        writer = RepresentationWriter(str(tmp_path / f"{processes}.npz"))
+        spread = {"devices": 2, "strategy": "ddp_fork"} if processes > 1 else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer(tmp_path, writer, **spread).predict(mean_module(), data, return_predictions=False)
+    one, two = (np.load(tmp_path / f"{processes}.npz") for processes in (1, 2))
+    assert one["path"].tolist() == two["path"].tolist()
+    assert len(set(two["path"].tolist())) == 21
+    for name in ("h", "z", "target", "split"):
+        np.testing.assert_array_equal(one[name], two[name])
+    assert {path.name for path in tmp_path.glob("*.npz")} == {"1.npz", "2.npz"}
+
+
+def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    data = brightness(tmp_path / "photos")
+    for name in ("out.npz", "out.parquet"):
+        trainer(tmp_path, RepresentationWriter(str(tmp_path / name))).predict(mean_module(), data)
+    schema = parquet.read_schema(tmp_path / "out.parquet")
+    assert schema.field("h").type == arrow.list_(arrow.float32(), 1)
+    assert schema.field("z").type == arrow.list_(arrow.float32(), 2)
+    assert schema.field("path").type == arrow.string()
+    one, two = (read_table(tmp_path / name) for name in ("out.npz", "out.parquet"))
+    assert list(one) == list(two) == ["h", "z", "target", "path", "class", "split"]
+    for name, values in one.items():
+        assert values.tolist() == two[name].tolist()
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    (tmp_path / "broken.npz").write_bytes(b"PK")
+    for name in ("broken.parquet", "broken.npz"):
+        with pytest.raises(DataError, match=rf"{name} cannot be read as representations"):
+            read_table(tmp_path / name)
+    with pytest.raises(ConfigError, match="there is no file"):
+        read_table(tmp_path / "none.npz")
+    with pytest.raises(
+        DataError, match=r"h has the shape \(2, 3, 4\), and Parquet takes rows: write an .npz"
+    ):
+        write_table(tmp_path / "deep.parquet", {"h": np.zeros((2, 3, 4))})
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"ends in .npz or .parquet, got .*out.csv"):
+        RepresentationWriter(str(tmp_path / "out.csv")).setup(trainer(tmp_path), Plain(), "predict")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"pip install \"mmcl-lightning\[parquet\]\", or choose .npz"):
+        RepresentationWriter(str(tmp_path / "out.parquet")).setup(trainer(tmp_path), Plain(), "predict")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_damaged_pictures_are_left_out_and_named(
+    workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brightness(tmp_path / "photos")
+    for index in (0, 7, 8, 20):
+        (tmp_path / "photos" / f"{index:02d}.png").write_bytes(b"no picture")
+    options = {"image_size": 16, "holdout": 0.0, "num_workers": workers, "eval_batch_size": 4}
+    data = ImageFolderDataModule(str(tmp_path / "photos"), damaged="skip", **options)
+    writer = RepresentationWriter(str(tmp_path / "out.npz"))
+    with pytest.warns(
+        UserWarning, match=r"4 of 21 pictures cannot be read, and are left out: 00.png, 07.png"
+    ):
+        trainer(tmp_path, writer).predict(mean_module(), data)
+    found = np.load(tmp_path / "out.npz")
+    kept = [index for index in range(21) if index not in (0, 7, 8, 20)]
+    assert found["path"].tolist() == [f"{index:02d}.png" for index in kept]
+    assert (found["h"].ravel() * 255 / 10).round().tolist() == kept
+    assert "split (17,) (17 of 21 pictures read)" in capsys.readouterr().out
+    refusing = ImageFolderDataModule(str(tmp_path / "photos"), **options)
+    with pytest.raises(DataError, match=r"the image .*00.png cannot be read"):
+        trainer(tmp_path).predict(mean_module(), refusing)
+    with pytest.raises(DataError, match=r"the image .*00.png cannot be read"):
+        next(iter(data.health_dataloader()))
+    for path in (tmp_path / "photos").iterdir():
+        path.write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"none of the 21 images can be read, such as .*00.png"):
+        trainer(tmp_path).predict(mean_module(), data)

@@ -1,0 +1,100 @@
+"""The command ``embed``: representations of a folder of images, from a backbone and without a recipe.
+
+``mmcl embed --checkpoint backbone.pt --backbone resnet50 --data.root PATH --out representations.npz``
+"""
+
+from __future__ import annotations
+
+import sys
+
+from lightning.pytorch import Callback, Trainer
+
+from mmcl_lightning._parser import RecipeParser
+from mmcl_lightning.callbacks import RepresentationWriter
+from mmcl_lightning.callbacks.progress import progress_bar
+from mmcl_lightning.datamodules import ImageFolderDataModule
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.modules import PretrainedBackbone
+
+__all__ = ["embed", "embed_folder"]
+
+#: Options of the data that a network which is not trained has no use for.
+_TRAINING = {
+    "augment",
+    "batch_size",
+    "cache",
+    "holdout",
+    "seed",
+    "task",
+    "test_subset",
+    "train_subset",
+    "train_transform",
+    "validation_subset",
+}
+
+
+def embed_folder(
+    data: ImageFolderDataModule,
+    checkpoint: str,
+    backbone: str | None = None,
+    cifar_stem: bool | None = None,
+    out: str | None = None,
+    accelerator: str = "auto",
+    devices: int = 1,
+    precision: str = "32-true",
+) -> None:
+    """Write the representations of all images of a folder, with path, label, class and split of each.
+
+    Args:
+        data: The folder.
+        checkpoint: The backbone's weights: a checkpoint of a run, an exported backbone, torchvision's or
+            timm's own file, or a published one.
+        backbone: Name of the network, such as resnet50, where the file does not say it.
+        cifar_stem: Whether a ResNet has the stem of small images; by default what the weights have.
+        out: File to write, .npz or .parquet, which must not exist; by default representations.npz, or the
+            first of representations_2.npz and so on that is free.
+        accelerator: As of Lightning's Trainer: auto, cpu, gpu, ...
+        devices: How many of them.
+        precision: As of Lightning's Trainer: 32-true, bf16-mixed, ...
+
+    Raises:
+        ConfigError: If the network is not known, the weights do not fit it, or ``out`` exists.
+        DataError: If no image can be read.
+    """
+    callbacks: list[Callback] = [RepresentationWriter(out)]
+    if sys.stderr.isatty():
+        callbacks.append(progress_bar())
+    trainer = Trainer(
+        accelerator=accelerator,
+        devices=devices,
+        precision=precision,  # type: ignore[arg-type]
+        callbacks=callbacks,
+        default_root_dir=".",
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=len(callbacks) > 1,
+    )
+    try:
+        module = PretrainedBackbone(checkpoint, backbone, cifar_stem)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--model.", "--")) from error
+    trainer.predict(module, data, return_predictions=False)
+
+
+def embed(arguments: list[str]) -> None:
+    """Run ``mmcl embed``.
+
+    Args:
+        arguments: What stands after ``embed`` on the command line.
+    """
+    parser = RecipeParser(
+        prog="mmcl embed",
+        description="Write the representations of all images of a folder, with path, label, class and split.",
+    )
+    parser.add_function_arguments(embed_folder, skip={"data"})
+    parser.add_class_arguments(ImageFolderDataModule, "data", skip=_TRAINING)
+    parser.set_defaults({"data.damaged": "skip"})
+    options = parser.instantiate_classes(parser.parse_args(arguments))
+    options.data.holdout = 0.0  # of a folder without splits nothing is held out
+    embed_folder(**options)

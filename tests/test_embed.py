@@ -1,0 +1,99 @@
+"""Representations of a folder without a recipe: ``mmcl embed``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import simclr, trainer
+from test_cli import complaint
+
+from mmcl_lightning.cli import main
+from mmcl_lightning.modules import PretrainedBackbone
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A flat folder of pictures, a checkpoint and its exported backbone."""
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for index in range(10):
+        pixels = generator.integers(256, size=(16, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{index}.png")
+    run = trainer(tmp_path)
+    run.strategy.connect(simclr())
+    run.save_checkpoint(tmp_path / "run.ckpt")
+    main(["export", "--checkpoint=run.ckpt", "--out=backbone.pt"])
+    return tmp_path
+
+
+DATA = ["--data.root=photos", "--data.image_size=16", "--data.num_workers=0", "--accelerator=cpu"]
+
+
+def expected(folder: Path) -> torch.Tensor:
+    """The same by hand: the middle of the long side, through the network."""
+    rows = []
+    for index in range(10):
+        pixels = np.asarray(Image.open(folder / "photos" / f"{index}.png"))[:, 2:18]
+        rows.append(torch.from_numpy(pixels.astype(np.float32) / 255).permute(2, 0, 1))
+    with torch.no_grad():
+        return simclr().eval()(torch.stack(rows))
+
+
+@pytest.mark.parametrize("source", [["run.ckpt"], ["backbone.pt", "--backbone=conv4"]])
+def test_of_a_flat_folder(source: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "photos" / "broken.jpg").write_bytes(b"no picture")
+    with pytest.warns(UserWarning, match=r"1 of 11 pictures cannot be read, and are left out: broken.jpg"):
+        main(["embed", "--checkpoint", *source, *DATA, "--out=made/out.npz"])
+    assert "Wrote made/out.npz: h (10, 256)" in capsys.readouterr().out
+    found = np.load("made/out.npz")
+    assert found["path"].tolist() == [f"{index}.png" for index in range(10)]
+    assert set(found["split"].tolist()) == {"train"}
+    assert found["target"].tolist() == [-1] * 10
+    torch.testing.assert_close(torch.from_numpy(found["h"]), expected(folder))
+
+
+def test_with_labels_and_splits_of_a_file(folder: Path) -> None:
+    rows = [f"{index},{index % 3},{'train' if index < 7 else 'val'}" for index in range(10)]
+    (folder / "labels.csv").write_text("\n".join(["id,label,split", *rows]))
+    for _ in range(2):
+        main(["embed", "--checkpoint=run.ckpt", *DATA, "--data.labels=labels.csv"])
+    found = np.load("representations_2.npz")
+    assert dict(zip(found["path"].tolist(), found["class"].tolist(), strict=True)) == {
+        f"{index}.png": str(index % 3) for index in range(10)
+    }
+    assert found["target"].tolist() == [int(name) for name in found["class"].tolist()]
+    assert [int(path[0]) < 7 for path in found["path"]] == [split == "train" for split in found["split"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--checkpoint=backbone.pt"], 1, "backbone.pt does not say of which network it is: set --backbone"),
+        (["--checkpoint=backbone.pt", "--backbone=resnet18"], 1, "backbone.pt does not fit the backbone"),
+        (["--checkpoint=run.ckpt", "--out=backbone.pt"], 1, "backbone.pt exists: give another path"),
+        (["--checkpoint=run.ckpt", "--out=out.csv"], 1, "a file that ends in .npz or .parquet, got out.csv"),
+        (["--checkpoint=run.ckpt", "--data.batch_size=8"], 2, "unrecognized arguments: --data.batch_size=8"),
+        (["--checkpoint=run.ckpt", "--data.root=nowhere"], 1, "the image folder .*nowhere does not exist"),
+        ([], 2, "the following arguments are required: checkpoint"),
+    ],
+)
+def test_what_cannot_work(
+    options: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = complaint(["embed", *DATA, *options], capsys, code=code)
+    assert re.search(message, said), said
+
+
+def test_the_module_is_one_for_predict_alone() -> None:
+    module = PretrainedBackbone("run.ckpt")
+    assert not any(weight.requires_grad for weight in module.parameters())
+    images = torch.rand(2, 3, 16, 16)
+    found = module.eval().predict_step((images, torch.tensor([1, 2]), ["a", "b"]), 0)
+    assert (found["target"].tolist(), found["name"]) == ([1, 2], ["a", "b"])
+    torch.testing.assert_close(found["h"], simclr().eval()(images))
