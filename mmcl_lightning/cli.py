@@ -31,6 +31,7 @@ from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules.export import export
 from mmcl_lightning.negatives.command import draw_negatives
+from mmcl_lightning.neighbours.command import neighbours
 from mmcl_lightning.recipes import recipe_names
 from mmcl_lightning.studies import command
 
@@ -211,6 +212,7 @@ TOOLS = {
     "embed": Tool(embed, "write the representations of a folder of images"),
     "export": Tool(export, "write a backbone's weights alone"),
     "negatives": Tool(negatives, "draw which negatives count"),
+    "neighbours": Tool(neighbours, "find images that a network takes for alike, and near duplicates"),
     "report": Tool(command.report, "tables and plots of runs"),
     "sweep": Tool(command.sweep, "run a study"),
 }

@@ -36,6 +36,7 @@ PUBLIC = {
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
     "LinearEvaluation MMCL MoCo PretrainedBackbone PretrainingModule SimCLR export_backbone",
     "negatives": "HeldOutImages Selection SupportVectors choose_images find_support_vectors mmcl_criterion",
+    "neighbours": "near_duplicates nearest_neighbours",
     "optim": "LARS WarmupConstant WarmupCosine WarmupLinear parameter_groups scale_learning_rate",
     "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout "
     "SupportVectorGrid",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mmcl_lightning.errors import ConfigError, DataError
 
-__all__ = ["LabelFile", "find_label_file", "sorted_names"]
+__all__ = ["LabelFile", "Places", "find_label_file", "sorted_names"]
 
 #: Names of columns, in lower case and with underscores, the ones that count most first.
 _COLUMNS = {
@@ -91,7 +91,7 @@ class LabelFile:
         self.splits: dict[str, str] | None = None
         self.unused: Counter[str] = Counter()
         found: dict[str, tuple[str, str]] = {}
-        places, absent, first = _Places(self.pictures, self.root), 0, ""
+        places, absent, first = Places(self.pictures, self.root), 0, ""
         for line, (name, label, split) in self._rows():
             picture = self._one(places.find(name), name, line)
             if picture is None:
@@ -175,8 +175,13 @@ class LabelFile:
         return found[0] if found else None
 
 
-class _Places:
-    """Finds pictures by their path, or by its end, with or without the ending of the name."""
+class Places:
+    """Finds pictures by their path, or by its end, with or without the ending of the name.
+
+    Args:
+        pictures: Their paths.
+        root: The folder that paths are relative to, where pictures have absolute ones.
+    """
 
     def __init__(self, pictures: list[str], root: str) -> None:
         self._prefix = root.rstrip(os.sep) + os.sep

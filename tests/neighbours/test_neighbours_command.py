@@ -1,0 +1,111 @@
+"""``mmcl neighbours``: tables and a picture of what a file of representations says."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_cli import complaint
+
+from mmcl_lightning.callbacks.tables import write_table
+from mmcl_lightning.cli import main
+
+PATHS = ["train/cat/1.png", "train/cat/2.png", "train/dog/3.png", "test/dog/4.png", "test/cat/5.png"]
+#: Degrees of h in the plane: 1 and 5 are 2 degrees apart, across splits; 2 and 3 are 1 degree apart.
+ANGLES = np.deg2rad([0, 30, 31, 80, 2])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    h = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=1).astype(np.float32)
+    columns = {
+        "h": h,
+        "path": np.array(PATHS),
+        "class": np.array([Path(path).parent.name for path in PATHS]),
+        "split": np.array([path.partition("/")[0] for path in PATHS]),
+    }
+    write_table(Path("out.npz"), columns)
+    for index, path in enumerate(PATHS):
+        (tmp_path / "photos" / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (30, 20), (40 * index, 0, 0)).save(tmp_path / "photos" / path)
+    return tmp_path
+
+
+def read(name: str) -> list[list[str]]:
+    with open(name, newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_tables_name_the_files(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["neighbours", "out.npz", "--k=2", "--duplicates=0.999"])
+    rows = read("neighbours.csv")
+    assert rows[0] == ["query", "rank", "neighbour", "similarity"]
+    assert len(rows) == 1 + 5 * 2
+    assert rows[1:3] == [
+        ["train/cat/1.png", "1", "test/cat/5.png", "0.999391"],
+        ["train/cat/1.png", "2", "train/cat/2.png", "0.866025"],
+    ]
+    assert read("neighbours.duplicates.csv") == [
+        ["first", "second", "similarity", "first_split", "second_split"],
+        ["train/cat/1.png", "test/cat/5.png", "0.999391", "train", "test"],  # across splits first
+        ["train/cat/2.png", "train/dog/3.png", "0.999848", "train", "train"],
+    ]
+    said = capsys.readouterr().out
+    assert "similarity of an image to its nearest: 0.9994 in the median" in said
+    assert (
+        "2 pairs of 5 images are near duplicates (cosine similarity >= 0.999), 1 of them across splits"
+        in said
+    )
+    assert "  0.999391 train/cat/1.png test/cat/5.png (train and test)\n" in said
+    assert said.endswith("Wrote neighbours.csv, neighbours.duplicates.csv\n")
+    main(["neighbours", "out.npz", "--k=2", "--duplicates=0.999"])
+    assert read("neighbours_2.csv") == rows
+
+
+def test_a_picture_of_some_queries() -> None:
+    options = ["--k=2", "--out=made/n.csv", "--picture=made/n.png", "--root=photos"]
+    main(["neighbours", "out.npz", "--query", "4", "cat/1.png", *options])
+    assert [row[:3] for row in read("made/n.csv")[1:]] == [
+        ["test/dog/4.png", "1", "train/dog/3.png"],
+        ["test/dog/4.png", "2", "train/cat/2.png"],
+        ["train/cat/1.png", "1", "test/cat/5.png"],
+        ["train/cat/1.png", "2", "train/cat/2.png"],
+    ]
+    with Image.open("made/n.png") as picture:
+        colours = {pixel for _, pixel in picture.convert("RGB").getcolors(2**24)}
+    assert {(40 * index, 0, 0) for index in range(5)} <= colours
+    assert {
+        (0, 0x9E, 0x73),
+        (0, 0x72, 0xB2),
+        (0xD5, 0x5E, 0),
+    } <= colours  # query, neighbour, of another class
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["none.npz"], "there is no file none.npz: give one that predict or embed wrote"),
+        (["out.npz", "--query=7.png"], "--query 7.png fits 0 of the 5 images"),
+        (["out.npz", "--query=cat"], "--query cat fits 0 of the 5 images"),
+        (["out.npz", "--out=out.npz"], "out.npz exists: give another path to write to, or remove it"),
+        (["out.npz", "--picture=n.png"], "--picture needs the images: set --root to the folder"),
+        (["out.npz", "--picture=n.jpg"], "--picture is a file whose name ends in .png, got n.jpg"),
+        (["out.npz", "--k=0"], "k must be an integer >= 1, got 0"),
+    ],
+)
+def test_what_cannot_work(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in complaint(["neighbours", *options], capsys, code=1)
+
+
+def test_names_and_numbers_in_place_of_paths() -> None:
+    h = np.eye(3, dtype=np.float32)
+    write_table(Path("names.npz"), {"h": h, "name": np.array(["a", "b", "c"])})
+    write_table(Path("bare.npz"), {"h": h})
+    main(["neighbours", "names.npz", "--query=b", "--k=1"])
+    main(["neighbours", "bare.npz", "--query=1", "--k=1"])
+    assert read("neighbours.csv")[1] == ["b", "1", "a", "0.000000"]
+    assert read("neighbours_2.csv")[1] == ["1", "1", "0", "0.000000"]
