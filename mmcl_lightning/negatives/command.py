@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
+from mmcl_lightning._files import free_path
 from mmcl_lightning._options import check_choice, check_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.negatives.files import write_files
@@ -26,7 +27,7 @@ def draw_negatives(
     model: LightningModule,
     datamodule: LightningDataModule | None = None,
     ckpt_path: str | None = None,
-    out: str = "negatives.png",
+    out: str | None = None,
     images: int = 128,
     queries: int = 8,
     support_vectors: int = 6,
@@ -43,8 +44,9 @@ def draw_negatives(
         model: A module whose ``criterion`` is an MMCLLoss.
         datamodule: Where the held-out images come from; see :func:`held_out_loader`.
         ckpt_path: Checkpoint of the weights; "last" for that of the newest run. Without one they are random.
-        out: Picture to write, ending in .png. Beside it come a .json with the shown rows and the shares,
-            and a .csv with every support vector of every image.
+        out: Picture to write, ending in .png; None for ``negatives.png``, or the first of
+            ``negatives_2.png`` and so on that is free. Beside it come a .json with the shown rows and the
+            shares, and a .csv with every support vector of every image. None of them may exist.
         images: Number of held-out images; each is an anchor, and a negative of the others.
         queries: Number of rows of the picture.
         support_vectors: Support vectors in a row.
@@ -57,12 +59,12 @@ def draw_negatives(
         What was found.
 
     Raises:
-        ConfigError: If the module has another criterion, an option is out of range, or there are no
-            held-out images.
+        ConfigError: If the module has another criterion, an option is out of range, a file exists, or
+            there are no held-out images.
     """
-    path = Path(out)
-    if path.suffix.lower() != ".png":
+    if out is not None and Path(out).suffix.lower() != ".png":
         raise ConfigError(f"--out is a picture whose name ends in .png, got {out}")
+    path = free_path(out, "negatives.png", ".json", ".csv")
     selection = Selection(queries, support_vectors, others, getattr(datamodule, "seed", 0))
     check_whole(2, images=images)
     check_choice("views", views, ("augmented", "clean"))

@@ -85,6 +85,20 @@ def test_from_a_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert query["class"] == data.class_names[query["target"]]
 
 
+def test_no_file_is_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "negatives.csv").write_text("mine")
+    options = [*QUICK, "--data.test_size=8", "--images=8", "--queries=2"]
+    for number in (2, 3):
+        main(["negatives", *options])
+        said = capsys.readouterr().out
+        assert f"Wrote negatives_{number}.png, negatives_{number}.json, negatives_{number}.csv" in said
+    assert (folder / "negatives.csv").read_text() == "mine"
+    assert not (folder / "negatives.png").exists()
+    said = complaint(["negatives", *options, "--out=negatives.png"], capsys, code=1)
+    assert said.endswith("negatives.csv exists: give another path to write to, or remove it")
+    assert not (folder / "negatives.json").exists()
+
+
 def photos(folder: Path, labelled: bool) -> Path:
     generator = np.random.default_rng(0)
     for index in range(24):
