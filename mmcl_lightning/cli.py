@@ -68,7 +68,8 @@ class MMCLCLI(LightningCLI):
         if path == "last":  # Lightning would look in the new run's own, empty folder
             self.options["ckpt_path"] = path = self._newest_checkpoint()
         options = self.options.model.get("init_args") or {}
-        if path is None and self.config.get("subcommand") != "fit":
+        whole = str(self.options.model.get("class_path")).endswith(".PretrainedBackbone")  # with all weights
+        if path is None and self.config.get("subcommand") != "fit" and not whole:
             what = "the classifier has" if options.get("checkpoint") else "these are"
             print(f"warning: no --ckpt_path, so {what} random weights", file=sys.stderr)
         if path is None or path in ("best", "hpc") or path.startswith("registry") or "://" in path:

@@ -97,3 +97,11 @@ def test_the_module_is_one_for_predict_alone() -> None:
     found = module.eval().predict_step((images, torch.tensor([1, 2]), ["a", "b"]), 0)
     assert (found["target"].tolist(), found["name"]) == ([1, 2], ["a", "b"])
     torch.testing.assert_close(found["h"], simclr().eval()(images))
+
+
+def test_predict_takes_it_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model=PretrainedBackbone", "--model.checkpoint=run.ckpt"]
+    data = ["--data=ImageFolderDataModule", *DATA[:3], "--data.labels=none", "--data.holdout=0"]
+    main(["predict", *model, *data, "--trainer.accelerator=cpu", "--trainer.logger=false"])
+    assert "random weights" not in capsys.readouterr().err
+    torch.testing.assert_close(torch.from_numpy(np.load("runs/representations.npz")["h"]), expected(folder))
