@@ -29,6 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run.strategy.connect(simclr())
     run.save_checkpoint(tmp_path / "run.ckpt")
     main(["export", "--checkpoint=run.ckpt", "--out=backbone.pt"])
+    torch.save(dict(torch.load("backbone.pt", weights_only=True)), "bare.pt")
     return tmp_path
 
 
@@ -45,7 +46,7 @@ def expected(folder: Path) -> torch.Tensor:
         return simclr().eval()(torch.stack(rows))
 
 
-@pytest.mark.parametrize("source", [["run.ckpt"], ["backbone.pt", "--backbone=conv4"]])
+@pytest.mark.parametrize("source", [["run.ckpt"], ["backbone.pt"], ["bare.pt", "--backbone=conv4"]])
 def test_of_a_flat_folder(source: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "photos" / "broken.jpg").write_bytes(b"no picture")
     with pytest.warns(UserWarning, match=r"1 of 11 pictures cannot be read, and are left out: broken.jpg"):
@@ -74,7 +75,7 @@ def test_with_labels_and_splits_of_a_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--checkpoint=backbone.pt"], 1, "backbone.pt does not say of which network it is: set --backbone"),
+        (["--checkpoint=bare.pt"], 1, "bare.pt does not say of which network it is: set --backbone"),
         (["--checkpoint=backbone.pt", "--backbone=resnet18"], 1, "backbone.pt does not fit the backbone"),
         (["--checkpoint=run.ckpt", "--out=backbone.pt"], 1, "backbone.pt exists: give another path"),
         (["--checkpoint=run.ckpt", "--out=out.csv"], 1, "a file that ends in .npz or .parquet, got out.csv"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -31,10 +32,10 @@ from mmcl_lightning.datamodules.loading import (
 from mmcl_lightning.datamodules.preprocessing import Preprocessing, statistics_text
 from mmcl_lightning.datamodules.sources import ImageSource, JoinedSource
 from mmcl_lightning.datamodules.splits import Splits, describe_rows
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms import ImageTransform, MultiView, SimCLRTransform
 from mmcl_lightning.transforms.base import disagreement
-from mmcl_lightning.transforms.images import channel_count
+from mmcl_lightning.transforms.images import PixelImage, channel_count
 
 __all__ = ["SSLDataModule", "Splits"]
 
@@ -284,7 +285,7 @@ class SSLDataModule(LightningDataModule):
         """Say how images reach a network; reads the first training image."""
         train, evaluation = self._transforms()
         train = train.transform if isinstance(train, MultiView) else train
-        image = self.splits.pretrain.image(0)
+        image = self._any_image()
         height, width = evaluation(image).shape[-2:]
         return Preprocessing(
             transform=evaluation if isinstance(evaluation, ImageTransform) else None,
@@ -303,7 +304,7 @@ class SSLDataModule(LightningDataModule):
             ConfigError: If the options say otherwise of mean and std, or the number of channels differs. Of
                 another size is warned.
         """
-        channels = channel_count(self.splits.pretrain.image(0))
+        channels = channel_count(self._any_image())
         if channels != found.channels:
             raise ConfigError(
                 f"the weights were trained on images of {found.channels} channels, and those of the data "
@@ -323,6 +324,14 @@ class SSLDataModule(LightningDataModule):
         if found.pixels not in (None, own := self.preprocessing().pixels):
             sizes = ("{} x {}".format(*(pixels or ())) for pixels in (found.pixels, own))
             rank_zero_warn("the weights were judged on images of {} pixels, these have {}".format(*sizes))
+
+    def _any_image(self) -> PixelImage:
+        """Return the first training image, or the first that can be read where damaged ones are left out."""
+        source = self.splits.pretrain
+        for index in range(len(source) if self.skip_damaged else 1):
+            with contextlib.suppress(DataError):
+                return source.image(index)
+        return source.image(0)
 
     def train_transform_like(self, found: Preprocessing) -> ImageTransform:
         """Return the default augmentation, with the size, mean and std of what came with weights.
