@@ -20,6 +20,7 @@ from mmcl_lightning._lightning import replace_hyperparameters
 from mmcl_lightning._options import check_choice, check_number
 from mmcl_lightning._specs import to_spec
 from mmcl_lightning.batches import images_and_labels, names_of
+from mmcl_lightning.callbacks.averaging import average_anew
 from mmcl_lightning.distributed import gather_objects
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.models import feature_dim
@@ -136,6 +137,8 @@ class ClassifierModule(ResumableModule):
             raise ConfigError("the data tells of no classes, and an evaluation needs labels: set num_classes")
         if self.classifier is None:
             self._make_classifier(classes)
+            if stage == "fit":
+                average_anew(self.trainer, self)
         elif self.classifier.out_features != classes:
             raise ConfigError(
                 f"the checkpoint's classifier has {self.classifier.out_features} classes, the data {classes}"

@@ -16,6 +16,7 @@ from mmcl_lightning._lightning import has_trained
 from mmcl_lightning._options import check_choice, check_flags, check_number, check_whole, is_number
 from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.batches import concatenate, image_count, images_and_labels, names_of, views_of
+from mmcl_lightning.callbacks.averaging import average_anew
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.models import ProjectionHead, build_backbone, feature_dim
 from mmcl_lightning.modules.chunked import encode_in_chunks
@@ -111,6 +112,7 @@ class PretrainingModule(ResumableModule):
         super().on_fit_start()
         if self.init_from is not None and self.trainer.ckpt_path is None and not has_trained(self.trainer):
             self.start_from(self.init_from)
+            average_anew(self.trainer, self)
 
     def start_from(self, path: str) -> None:
         """Load the backbone's weights from a file, every one of them or none.

@@ -85,8 +85,12 @@ class ResumableModule(LightningModule):
         """
         self._optimizers_before = checkpoint.get("optimizers")
         own = {_uncompiled(key): key for key in self.state_dict()}
-        weights = checkpoint.get("state_dict", {}).items()
-        checkpoint["state_dict"] = {own.get(_uncompiled(key), key): value for key, value in weights}
+        for part in checkpoint.keys() & {
+            "state_dict",
+            "current_model_state",
+        }:  # of WeightAveraging the second
+            weights = checkpoint[part].items()
+            checkpoint[part] = {own.get(_uncompiled(key), key): value for key, value in weights}
 
     def global_batch_size(self) -> int | None:
         """Images per optimizer step, over all devices and accumulated batches; None if no loader tells."""
