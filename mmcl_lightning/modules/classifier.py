@@ -85,7 +85,7 @@ class ClassifierModule(ResumableModule):
         self.protocol = EVALUATION_PROTOCOLS[protocol]
         self.num_classes = num_classes
         # Plain numbers: a checkpoint, which has the optimizer's options, cannot hold one of NumPy.
-        self.lr = None if lr is None else float(lr)
+        self._lr = None if lr is None else float(lr)
         self.weight_decay = float(self.protocol.weight_decay if weight_decay is None else weight_decay)
         checkpoint = os.fspath(checkpoint)
         file = "random" if _restoring.get() else checkpoint
