@@ -51,8 +51,8 @@ def average_anew(trainer: Any, module: LightningModule) -> None:
 
 
 @contextmanager
-def checkpoint_weights(trainer: Trainer, module: LightningModule) -> Iterator[None]:
-    """Let a module have the weights that a checkpoint written now would hold.
+def checkpoint_weights(trainer: Trainer, module: LightningModule) -> Iterator[list[float]]:
+    """Let a module have the weights that a checkpoint written now would hold; give their sums.
 
     WeightAveraging has them changed places for a validation, and stores the average in every checkpoint;
     StochasticWeightAveraging puts the average into the module itself, at the end.
@@ -64,7 +64,7 @@ def checkpoint_weights(trainer: Trainer, module: LightningModule) -> Iterator[No
     for callback in (averages := averages_of(trainer)):
         callback.on_validation_epoch_start(trainer, module)
     try:
-        yield
+        yield [float(weight.detach().sum()) for weight in module.parameters()]
     finally:
         for callback in averages:
             callback.on_validation_epoch_end(trainer, module)

@@ -113,6 +113,7 @@ class Readouts(Callback):
         for readout in self.readouts.values():
             readout.reset()
         self._values: dict[str, dict[str, float]] = {}  # the latest of each readout
+        self._kept: dict[str, Any] = {}  # loaders, with their workers
         self._averages = ""  # by which callbacks the weights are averaged that are read
         self._weights_read: list[float] = []  # sums over them, of the last reading
         self._epoch = 0  # that ended last in this session
@@ -175,8 +176,8 @@ class Readouts(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read what is due after the last epoch, where another callback ended the run or changed weights."""
         if self._epoch:  # StochasticWeightAveraging puts its average there only now without batch norm
-            with checkpoint_weights(trainer, pl_module):
-                if _sums(pl_module) != self._weights_read:
+            with checkpoint_weights(trainer, pl_module) as sums:
+                if sums != self._weights_read:
                     self._read_after_it = set()
             for values in self._read_due(trainer, pl_module, last=True):
                 self._write(trainer, values)
@@ -188,6 +189,14 @@ class Readouts(Callback):
                 f"the last reading of {', '.join(sorted(self._interrupted))} was interrupted: "
                 "`validate --ckpt_path last` gives it"
             )
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let the loaders go, and with them their workers."""
+        self._kept = {}
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Let the loaders go here too: there is no teardown."""
+        self._kept = {}
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read under ``trainer.validate``; during ``fit`` the end of the training epoch does it."""
@@ -251,7 +260,7 @@ class Readouts(Callback):
         for readout in due.values():
             for images, kinds in readout.needs(module).items():
                 needs[images] = needs.get(images, set()) | kinds
-        return Reading(trainer, module, self.images, needs, epoch)
+        return Reading(trainer, module, self.images, needs, epoch, self._kept)
 
     def _read_due(self, trainer: Trainer, module: LightningModule, last: bool) -> Iterator[dict[str, float]]:
         """Read what is due after the epoch that has ended, and was not read after it."""
@@ -273,8 +282,7 @@ class Readouts(Callback):
         trainer.callback_metrics.update({name: torch.tensor(v) for name, v in values.items()})
 
     def _read(self, name: str, readout: Readout, reading: Reading) -> dict[str, float]:
-        with checkpoint_weights(reading.trainer, reading.module):
-            self._weights_read = _sums(reading.module)
+        with checkpoint_weights(reading.trainer, reading.module) as self._weights_read:
             values = readout.compute(reading)
         if not isinstance(values, dict):
             raise ConfigError(
@@ -292,8 +300,3 @@ class Readouts(Callback):
 def _log(module: LightningModule, values: dict[str, float]) -> None:
     # Every process has the same values; their maximum is exact, which their mean is not.
     module.log_dict(values, batch_size=1, reduce_fx="max", sync_dist=True)
-
-
-def _sums(module: LightningModule) -> list[float]:
-    """Return the sum of every weight, by which weights that changed are told from others."""
-    return [float(weight.detach().sum()) for weight in module.parameters()]
