@@ -7,15 +7,17 @@ compares it with the Lightning that is installed, so that a release without one 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.tuner.lr_finder import _LRCallback
 from lightning.pytorch.utilities.imports import _RICH_AVAILABLE
 
 __all__ = [
@@ -24,10 +26,14 @@ __all__ = [
     "datamodule_of",
     "has_saved",
     "has_trained",
+    "has_tried_out",
     "is_last_epoch",
+    "is_resumed",
     "is_spawned",
     "is_step_whole",
     "is_training_done",
+    "learning_rate_trial",
+    "leave_finders_out",
     "leave_finished_epoch",
     "load_loader_states",
     "pending_metrics",
@@ -49,6 +55,7 @@ PRIVATE_NAMES: dict[Any, tuple[str, ...]] = {
         "_save_last_checkpoint",
     ),
     Trainer: ("_results", "_signal_connector"),
+    _LRCallback: ("early_stop_threshold",),
     _FitLoop: ("_data_fetcher", "_iteration_based_training", "_load_combined_loader_states"),
     _Loop: ("restarting",),
     _TrainingEpochLoop: ("_is_training_done", "_should_accumulate", "_should_check_val_fx"),
@@ -74,6 +81,30 @@ def has_saved(callback: Any) -> bool:
 def has_trained(trainer: Trainer) -> bool:
     """Whether a trainer goes on with a fit, rather than beginning one."""
     return trainer.fit_loop.epoch_progress.total.ready > 0
+
+
+def has_tried_out(trainer: Trainer) -> bool:
+    """Whether a finder of learning rate or batch size ran before this fit, and put back what was there."""
+    path = trainer.ckpt_path
+    return path is not None and Path(path).name.startswith((".lr_find_", ".scale_batch_size_"))
+
+
+def is_resumed(trainer: Trainer) -> bool:
+    """Whether a fit goes on from a checkpoint, other than the one with which a finder puts things back."""
+    return trainer.ckpt_path is not None and not has_tried_out(trainer)
+
+
+def learning_rate_trial(trainer: Trainer) -> Any:
+    """Return what listens to the steps of a learning-rate finder while it tries, or None."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return next((callback for callback in callbacks if isinstance(callback, _LRCallback)), None)
+
+
+def leave_finders_out(trainer: Any) -> list[str]:
+    """Take the finders of learning rate and batch size out of a fit; return their names."""
+    finders = [part for part in trainer.callbacks if isinstance(part, (LearningRateFinder, BatchSizeFinder))]
+    trainer.callbacks = [part for part in trainer.callbacks if part not in finders]
+    return [type(part).__name__ for part in finders]
 
 
 def is_last_epoch(trainer: Trainer) -> bool:

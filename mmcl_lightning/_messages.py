@@ -45,7 +45,7 @@ def class_names() -> set[str]:
     from mmcl_lightning import callbacks, datamodules, kernels, losses, modules, svm
 
     homes = (callbacks, datamodules, kernels, losses, modules, svm)
-    return {name for home in homes for name in home.__all__}
+    return {name for home in homes for name in home.__all__ if hasattr(home, name)}  # which imports it
 
 
 _NO_SUBCLASS = r"Not a valid subclass of (\w+) Subclass types expect one of: .*?implicit class_path\)"

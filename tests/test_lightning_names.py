@@ -20,10 +20,12 @@ def test_the_installed_lightning_has_them_all(tmp_path: Path) -> None:
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.cli import LightningCLI
     from lightning.pytorch.loops.loop import _Loop
+    from lightning.pytorch.tuner.lr_finder import _LRCallback
 
     run: Trainer = trainer(tmp_path)
     live = {
         Trainer: run, ModelCheckpoint: ModelCheckpoint(), LightningCLI: LightningCLI, _Loop: _Loop,
+        _LRCallback: _LRCallback(1),
         type(run.fit_loop): run.fit_loop, type(run.fit_loop.epoch_loop): run.fit_loop.epoch_loop,
     }  # fmt: skip
     module = BoringModel()

@@ -23,6 +23,7 @@ from mmcl_lightning._lightning import (
     request_stop,
     validates_now,
 )
+from mmcl_lightning.callbacks.averaging import end_averaged_validation
 
 __all__ = ["ResumableCheckpoint"]
 
@@ -63,11 +64,13 @@ class ResumableCheckpoint(ModelCheckpoint):
         self._is_first_process = True
         self._trained = False  # whether this session took a step
         self._behind = False  # whether a validation or an epoch's end came after the last save
+        self._validating = False  # with averaged weights, where a callback has some
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the signals; the trainer gives them back when it ends."""
         super().on_train_start(trainer, pl_module)
         self._signal, self._is_first_process, self._trained = None, trainer.is_global_zero, False
+        self._validating = False
         # Processes of ddp_spawn and ddp_fork end without a word to their callbacks: nothing would be saved.
         if threading.current_thread() is threading.main_thread() and not is_spawned(trainer):
             if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as a shell's background job has it
@@ -85,6 +88,14 @@ class ResumableCheckpoint(ModelCheckpoint):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if not validates_now(trainer):  # a validation would be broken off
             self._stop_if_step_is_whole(trainer)
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that averaged weights are in the module's place."""
+        self._validating = True
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that they are back."""
+        self._validating = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save where it is due, and stop a run that validates within an epoch."""
@@ -115,6 +126,8 @@ class ResumableCheckpoint(ModelCheckpoint):
         fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
         if not fitting or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        if self._validating:  # or average and weights would be saved in each other's place
+            end_averaged_validation(trainer, pl_module)
         by_signal = isinstance(exception, SIGTERMException)  # then the step is whole, and none is half done
         if self.save_on_exception and (
             (by_signal and self._trained)

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from mmcl_lightning._lightning import has_trained, is_last_epoch
 from mmcl_lightning._options import check_flags, check_whole
+from mmcl_lightning.callbacks.averaging import average_first, averages_of, checkpoint_weights
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.readouts import (
     KNN,
@@ -40,6 +41,9 @@ class Readouts(Callback):
     With several processes each has a share of the images; the numbers are those of one process. Loaders are
     to give all images on every process: a DataLoader over a data set with positions is shared out, a
     DistributedSampler in it replaced. Of an iterable every process loads all batches and computes its own.
+
+    With ``WeightAveraging``, ``EMAWeightAveraging`` or ``StochasticWeightAveraging`` among the callbacks, in
+    whatever order, what is read are the weights that a checkpoint of that moment holds.
 
     Args:
         every_n_epochs: Epochs between two readings. The first and the last epoch always have one.
@@ -109,6 +113,9 @@ class Readouts(Callback):
         for readout in self.readouts.values():
             readout.reset()
         self._values: dict[str, dict[str, float]] = {}  # the latest of each readout
+        self._kept: dict[str, Any] = {}  # loaders, with their workers
+        self._averages = ""  # by which callbacks the weights are averaged that are read
+        self._weights_read: list[float] = []  # sums over them, of the last reading
         self._epoch = 0  # that ended last in this session
         self._read_after_it: set[str] = set()
         self._interrupted: set[str] = set()  # an error or a signal cut them off: a resume repeats them
@@ -132,6 +139,8 @@ class Readouts(Callback):
             )
         if stage == "fit" and not has_trained(trainer):
             self._forget()
+        average_first(trainer, self)
+        self._averages = " and ".join(type(part).__name__ for part in averages_of(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read once before training, or take up the values of the checkpoint."""
@@ -165,8 +174,11 @@ class Readouts(Callback):
             _log(pl_module, values)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read what is due after the last epoch, where another callback ended the run after this one."""
-        if self._epoch:
+        """Read what is due after the last epoch, where another callback ended the run or changed weights."""
+        if self._epoch:  # StochasticWeightAveraging puts its average there only now without batch norm
+            with checkpoint_weights(trainer, pl_module) as sums:
+                if sums != self._weights_read:
+                    self._read_after_it = set()
             for values in self._read_due(trainer, pl_module, last=True):
                 self._write(trainer, values)
 
@@ -178,18 +190,29 @@ class Readouts(Callback):
                 "`validate --ckpt_path last` gives it"
             )
 
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let the loaders go, and with them their workers."""
+        self._kept = {}
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Let the loaders go here too: there is no teardown."""
+        self._kept = {}
+
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read under ``trainer.validate``; during ``fit`` the end of the training epoch does it."""
         if trainer.state.fn == TrainerFn.VALIDATING:
             due = {name: readout for name, readout in self.readouts.items() if readout.in_validation}
             reading = self._reading(trainer, pl_module, due, trainer.current_epoch)
             for readout in due.values():
-                _log(pl_module, readout.compute(reading))
+                with checkpoint_weights(trainer, pl_module):
+                    _log(pl_module, readout.compute(reading))
 
     @property
     def protocol_texts(self) -> dict[str, str]:
         """How the numbers were measured, in words, by the name of the number."""
-        return {k: text for readout in self.readouts.values() for k, text in readout.protocol_texts.items()}
+        weights = f"; weights as checkpoints hold them under {self._averages}" if self._averages else ""
+        texts = [item for readout in self.readouts.values() for item in readout.protocol_texts.items()]
+        return {name: text + weights for name, text in texts}
 
     def summary(self) -> list[str]:
         """Return lines on the whole run."""
@@ -237,7 +260,7 @@ class Readouts(Callback):
         for readout in due.values():
             for images, kinds in readout.needs(module).items():
                 needs[images] = needs.get(images, set()) | kinds
-        return Reading(trainer, module, self.images, needs, epoch)
+        return Reading(trainer, module, self.images, needs, epoch, self._kept)
 
     def _read_due(self, trainer: Trainer, module: LightningModule, last: bool) -> Iterator[dict[str, float]]:
         """Read what is due after the epoch that has ended, and was not read after it."""
@@ -259,7 +282,8 @@ class Readouts(Callback):
         trainer.callback_metrics.update({name: torch.tensor(v) for name, v in values.items()})
 
     def _read(self, name: str, readout: Readout, reading: Reading) -> dict[str, float]:
-        values = readout.compute(reading)
+        with checkpoint_weights(reading.trainer, reading.module) as self._weights_read:
+            values = readout.compute(reading)
         if not isinstance(values, dict):
             raise ConfigError(
                 f"compute of {type(readout).__name__} must return a dict of values, which may be empty, got "

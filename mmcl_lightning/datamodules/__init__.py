@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from mmcl_lightning.datamodules.base import SSLDataModule
-from mmcl_lightning.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
-from mmcl_lightning.datamodules.image_folder import ImageFolderDataModule
-from mmcl_lightning.datamodules.shapes import ShapesDataModule
-from mmcl_lightning.datamodules.splits import Splits
-from mmcl_lightning.datamodules.stl10 import STL10DataModule
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmcl_lightning.datamodules.base import SSLDataModule
+    from mmcl_lightning.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
+    from mmcl_lightning.datamodules.image_folder import ImageFolderDataModule
+    from mmcl_lightning.datamodules.shapes import ShapesDataModule
+    from mmcl_lightning.datamodules.splits import Splits
+    from mmcl_lightning.datamodules.stl10 import STL10DataModule
 
 __all__ = [
     "CIFAR10DataModule",
@@ -18,3 +22,20 @@ __all__ = [
     "ShapesDataModule",
     "Splits",
 ]
+
+# Loaded when asked for: a worker that is spawned reads images, and needs no Lightning (several seconds).
+_HOMES = {
+    "CIFAR10DataModule": "cifar",
+    "CIFAR100DataModule": "cifar",
+    "ImageFolderDataModule": "image_folder",
+    "SSLDataModule": "base",
+    "STL10DataModule": "stl10",
+    "ShapesDataModule": "shapes",
+    "Splits": "splits",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

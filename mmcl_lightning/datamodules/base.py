@@ -364,7 +364,6 @@ class SSLDataModule(LightningDataModule):
             batch_size=self.batch_size,
             sampler=sampler,
             drop_last=self.task == "pretrain" or sampler.num_samples % self.batch_size == 1,
-            persistent_workers=self.num_workers > 0,
             collate_fn=self._collate(dataset),
             **self._loader_options(),
         )
@@ -409,6 +408,7 @@ class SSLDataModule(LightningDataModule):
         # An own generator: a loader otherwise draws its base seed from the global random state.
         return {
             "num_workers": self.num_workers,
+            "persistent_workers": self.num_workers > 0,  # until the loader goes: spawned ones take seconds
             "worker_init_fn": leave_process_group,
             "pin_memory": torch.cuda.is_available(),
             "generator": torch.Generator().manual_seed(self.seed),

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from mmcl_lightning.distributed import broadcast_object, layout
 
-__all__ = ["every_nth", "share_batches"]
+__all__ = ["every_nth", "first_batches", "share_batches"]
+
+#: Loaders made from others, with the positions that they have, for as long as the others live: a loader whose
+#: workers persist is to find them again.
+_MADE: WeakKeyDictionary[DataLoader[Any], dict[Any, tuple[Any, DataLoader[Any]]]] = WeakKeyDictionary()
 
 
 def share_batches(loader: Iterable[Any], limit: int | None = None) -> tuple[Iterable[Any], int | None]:
@@ -38,8 +43,28 @@ def share_batches(loader: Iterable[Any], limit: int | None = None) -> tuple[Iter
         units = _thin(units, limit)
     units = units[where.rank :: where.world_size]
     if loader.batch_sampler is None:  # the data set itself makes the batches
-        return _again(loader, batch_size=None, sampler=units), None
-    return _again(loader, batch_sampler=units), sum(map(len, units))
+        return _again(loader, limit, batch_size=None, sampler=units), None
+    return _again(loader, limit, batch_sampler=units), sum(map(len, units))
+
+
+def first_batches(loader: Iterable[Any], rows: int) -> Iterable[Any]:
+    """Return the batches of a loader until they have enough rows, or all of a loader without positions.
+
+    Workers of the whole loader would load ahead what nobody reads.
+
+    Args:
+        loader: The loader.
+        rows: How many are enough.
+    """
+    if not _has_positions(loader) or getattr(loader, "batch_sampler", None) is None:
+        return loader
+    assert isinstance(loader, DataLoader)
+    units: list[Any] = []
+    for batch in loader.batch_sampler:  # type: ignore[union-attr]
+        units.append(list(batch))
+        if sum(map(len, units)) >= rows:
+            break
+    return _again(loader, ("first", rows), batch_sampler=units)
 
 
 def every_nth(count: int, limit: int) -> int:
@@ -83,8 +108,15 @@ def _thin(batches: list[list[Any]], limit: int) -> list[list[Any]]:
     return [kept[i : i + size] for i in range(0, len(kept), size)]
 
 
-def _again(loader: DataLoader[Any], **sampling: Any) -> DataLoader[Any]:
-    """Make a loader like another one, with other positions."""
+def _again(loader: DataLoader[Any], purpose: Any, **sampling: Any) -> DataLoader[Any]:
+    """Make a loader like another one, with other positions; the same one where they are those of before."""
+    made = _MADE.setdefault(loader, {})
+    if purpose not in made or made[purpose][0] != sampling:
+        made[purpose] = sampling, _like(loader, **sampling)
+    return made[purpose][1]
+
+
+def _like(loader: DataLoader[Any], **sampling: Any) -> DataLoader[Any]:
     return DataLoader(
         loader.dataset,
         num_workers=loader.num_workers,
@@ -94,5 +126,6 @@ def _again(loader: DataLoader[Any], **sampling: Any) -> DataLoader[Any]:
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
         prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
         **sampling,
     )

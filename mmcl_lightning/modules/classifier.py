@@ -20,6 +20,7 @@ from mmcl_lightning._lightning import replace_hyperparameters
 from mmcl_lightning._options import check_choice, check_number
 from mmcl_lightning._specs import to_spec
 from mmcl_lightning.batches import images_and_labels, names_of
+from mmcl_lightning.callbacks.averaging import average_anew
 from mmcl_lightning.distributed import gather_objects
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.models import explained, feature_dim
@@ -90,7 +91,7 @@ class ClassifierModule(ResumableModule):
         self.protocol = EVALUATION_PROTOCOLS[protocol]
         self.num_classes = num_classes
         # Plain numbers: a checkpoint, which has the optimizer's options, cannot hold one of NumPy.
-        self.lr = None if lr is None else float(lr)
+        self._lr = None if lr is None else float(lr)
         self.weight_decay = float(self.protocol.weight_decay if weight_decay is None else weight_decay)
         checkpoint = os.fspath(checkpoint)
         file = "random" if _restoring.get() else checkpoint
@@ -145,6 +146,8 @@ class ClassifierModule(ResumableModule):
             raise ConfigError("the data tells of no classes, and an evaluation needs labels: set num_classes")
         if self.classifier is None:
             self._make_classifier(classes)
+            if stage == "fit":
+                average_anew(self.trainer, self)
         elif self.classifier.out_features != classes:
             raise ConfigError(
                 f"the checkpoint's classifier has {self.classifier.out_features} classes, the data {classes}"

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from mmcl_lightning._lightning import callbacks_of
 from mmcl_lightning._options import check_flags
-from mmcl_lightning.errors import NumericalError
+from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.modules.classifier import ClassifierModule
 from mmcl_lightning.modules.weights import digests
 
@@ -86,6 +88,11 @@ class LinearEvaluation(ClassifierModule):
     def on_train_start(self) -> None:
         """Remember what the backbone is."""
         super().on_train_start()
+        if any(isinstance(callback, EMAWeightAveraging) for callback in callbacks_of(self)):
+            raise ConfigError(
+                "EMAWeightAveraging averages the frozen backbone too, and rounding would change it: leave it "
+                "out of trainer.callbacks; WeightAveraging averages exactly what does not change"
+            )
         self.train()
         if self._frozen:  # the checkpoint of an earlier part of this run says what it was
             self._check_frozen()

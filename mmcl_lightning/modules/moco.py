@@ -135,7 +135,7 @@ class MoCo(PretrainingModule):
             )
         self._warn_of_leak(self.trainer.world_size)
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor] | None:
         """Move the key encoder, return loss and h of a batch of views, and put its keys into the queue."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:  # the first batch of an optimizer step
             self._move_key_encoder()

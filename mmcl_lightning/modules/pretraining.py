@@ -12,10 +12,11 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from mmcl_lightning._lightning import has_trained
+from mmcl_lightning._lightning import has_trained, learning_rate_trial
 from mmcl_lightning._options import check_choice, check_flags, check_number, check_whole, is_number
 from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.batches import concatenate, image_count, images_and_labels, names_of, views_of
+from mmcl_lightning.callbacks.averaging import average_anew
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.models import ProjectionHead, explained, feature_dim
@@ -104,14 +105,6 @@ class PretrainingModule(ResumableModule):
         self.chunk_size = chunk_size
         self.init_from = init_from
 
-    def on_fit_start(self) -> None:
-        """Take up the first weights of the backbone, unless a checkpoint has brought its own."""
-        super().on_fit_start()
-        if (found := preprocessing_of(self)) is not None:
-            self.preprocessing = found.to_plain()
-        if self.init_from is not None and self.trainer.ckpt_path is None and not has_trained(self.trainer):
-            self.start_from(self.init_from)
-
     def start_from(self, path: str) -> None:
         """Load the backbone's weights from a file, every one of them or none.
 
@@ -124,9 +117,7 @@ class PretrainingModule(ResumableModule):
         file = read_backbone(path)
         rank_zero_info(load_backbone(self.backbone, file))
         if file.preprocessing is not None and self.preprocessing is not None:
-            told, own = (
-                Preprocessing.from_plain(plain) for plain in (file.preprocessing, self.preprocessing)
-            )
+            told, own = map(Preprocessing.from_plain, (file.preprocessing, self.preprocessing))
             if own.transform is not None and not told.normalised_as(own.transform):
                 rank_zero_warn(f"the weights of {path} were trained on images of {told}; these are of {own}")
 
@@ -143,12 +134,19 @@ class PretrainingModule(ResumableModule):
         h: Tensor = self.backbone(x)
         return h
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor] | None:
         """Return ``loss``, and ``h`` ``(views * B, F)`` without a gradient, for callbacks that learn from it.
 
-        A projection that is not finite raises, naming the step.
+        A projection that is not finite raises, naming the step; a learning rate that leads to one while a
+        finder tries rates is passed over.
         """
-        loss, h = self._loss_and_h(batch)
+        found = self._loss_and_h(batch)
+        if found is None:
+            return None
+        loss, h = found
+        trial = learning_rate_trial(self.trainer)
+        if trial is not None and loss < 0:  # it stops at a multiple of the smallest loss, which then is less
+            trial.early_stop_threshold = None
         size = image_count(batch)
         self.log("train/loss", loss, prog_bar=True, batch_size=size)
         self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=size)
@@ -156,8 +154,8 @@ class PretrainingModule(ResumableModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log the loss of held-out items."""
-        loss, _ = self._loss_and_h(batch)
-        self.log("val/loss", loss, batch_size=image_count(batch), sync_dist=True)
+        if (found := self._loss_and_h(batch)) is not None:
+            self.log("val/loss", found[0], batch_size=image_count(batch), sync_dist=True)
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Return ``h`` ``(B, F)``, ``z`` ``(B, D)``, ``target`` ``(B,)``; ``name`` if the batch has it."""
@@ -168,7 +166,16 @@ class PretrainingModule(ResumableModule):
         return found if (names := names_of(batch)) is None else {**found, "name": names}
 
     def configure_optimizers(self) -> Any:
-        """Build the optimizer on groups by module type, and its schedule per step."""
+        """Build the optimizer on groups by module type, and its schedule per step.
+
+        The first weights of the backbone are taken up here: after a checkpoint, which would have brought its
+        own, and before a finder of the learning rate begins.
+        """
+        if (made := preprocessing_of(self)) is not None:
+            self.preprocessing = made.to_plain()
+        if self.init_from is not None and self.trainer.ckpt_path is None and not has_trained(self.trainer):
+            self.start_from(self.init_from)
+            average_anew(self.trainer, self)
         modules = {"backbone": self.backbone, "projection_head": self.projection_head}
         try:
             optimizer = self.optimizer(parameter_groups(modules))
@@ -176,7 +183,7 @@ class PretrainingModule(ResumableModule):
             raise ConfigError(f"optimizer: {error}") from error
         steps = self.trainer.estimated_stepping_batches  # also sets up the loader that the next line reads
         batch_size = self.global_batch_size()
-        if batch_size is None and self.lr_scaling != "none":
+        if batch_size is None and self.lr_scaling != "none" and self.lr is None:
             raise ConfigError(
                 "lr_scaling needs the batch size, and the training loader has no batch_size: "
                 "set lr_scaling to 'none' and give the learning rate itself"
@@ -184,7 +191,8 @@ class PretrainingModule(ResumableModule):
         for group in optimizer.param_groups:
             # Plain numbers: a checkpoint cannot hold one of NumPy.
             group |= {name: _plain(value) for name, value in group.items() if name != "params"}
-            group["lr"] = scale_learning_rate(group["lr"], batch_size or 1, self.lr_scaling)
+            scaled = scale_learning_rate(group["lr"], batch_size or 1, self.lr_scaling)
+            group["lr"] = scaled if self.lr is None else self.lr
         if math.isinf(steps):
             if self.lr_schedule == "cosine" or self.warmup:
                 raise ConfigError("a cosine or a warm-up needs an end: set trainer.max_epochs or max_steps")
@@ -217,12 +225,15 @@ class PretrainingModule(ResumableModule):
         hs, zs = encode_in_chunks(encode, views, self.chunk_size, [self.backbone, self.projection_head])
         return torch.cat(hs), zs
 
-    def _loss_and_h(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def _loss_and_h(self, batch: Any) -> tuple[Tensor, Tensor] | None:
+        """Loss and h of a batch; None where a finder tries a rate that is too high for numbers."""
         views = views_of(batch)
         try:
             with explained(self.backbone, views[0]):
                 return self.loss_of_views(views)
         except NumericalError as error:
+            if learning_rate_trial(self.trainer) is not None:
+                return None
             where = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
             raise NumericalError(f"{where} step {self.global_step}: {error}") from error
 

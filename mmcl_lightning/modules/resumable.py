@@ -8,9 +8,17 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmcl_lightning._lightning import leave_finished_epoch, load_loader_states
+from mmcl_lightning._lightning import (
+    has_tried_out,
+    is_resumed,
+    leave_finders_out,
+    leave_finished_epoch,
+    load_loader_states,
+)
+from mmcl_lightning._options import check_number
 from mmcl_lightning._specs import to_spec
 from mmcl_lightning.errors import ConfigError, NumericalError
 
@@ -23,6 +31,9 @@ class ResumableModule(LightningModule):
     For modules whose ``configure_optimizers`` asks the trainer for the number of steps, and loaders that
     count their batches, as :class:`~mmcl_lightning.datamodules.loading.ResumableDataLoader` does. A resumed
     optimizer has the options that it had, so a configuration with others is refused.
+
+    Lightning's finders of learning rate and batch size work on it: optimizer, ``lr_scaling`` and schedule are
+    made for what they found. A resumed run goes on with what it had, without them.
     """
 
     def __init__(self) -> None:
@@ -30,6 +41,23 @@ class ResumableModule(LightningModule):
         self._optimizers_before: list[dict[str, Any]] | None = None  # of the run that is resumed
         self._optimizers: list[dict[str, Any]] = []
         self.preprocessing: dict[str, Any] | None = None  # how images reach the backbone, in plain data
+        self._lr: float | None = None
+        self._found_lr: float | None = None  # of a finder, in this run or the one that is resumed
+
+    @property
+    def lr(self) -> float | None:
+        """Learning rate in place of the optimizer's own, not scaled by the batch; None for its own.
+
+        ``LearningRateFinder`` and ``Tuner.lr_find`` set it. It is the rate after a warm-up, before a decay.
+        """
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float | None) -> None:
+        if value is not None:
+            check_number("lr", value, ">= 0")
+            value = float(value)  # plain: a checkpoint cannot hold one of NumPy
+        self._lr = self._found_lr = value
 
     def on_fit_start(self) -> None:
         """Compare the optimizers with those of the checkpoint, which is about to overwrite their options.
@@ -37,10 +65,14 @@ class ResumableModule(LightningModule):
         Raises:
             ConfigError: If they differ: what is recorded as run would not be what runs.
         """
+        if has_tried_out(
+            self.trainer
+        ):  # the learning rate or, by the batch size, rate and schedule are others
+            self.trainer.strategy.setup_optimizers(self.trainer)
         self._optimizers = [
             {**_described(optimizer), **self._schedule()} for optimizer in self.trainer.optimizers
         ]
-        before = None if self.trainer.ckpt_path is None else self._optimizers_before
+        before = self._optimizers_before if is_resumed(self.trainer) else None
         difference = _difference(before, self._optimizers) if before else None
         if difference is not None:
             raise ConfigError(
@@ -74,6 +106,7 @@ class ResumableModule(LightningModule):
         checkpoint["optimizers"] = self._optimizers
         if self.preprocessing is not None:
             checkpoint["preprocessing"] = self.preprocessing
+        checkpoint["found_lr"] = self._found_lr
         fit = checkpoint.get("loops", {}).get("fit_loop", {})
         current = fit.get("epoch_loop.batch_progress", {}).get("current", {})
         unfinished = current.get("ready", 0) - current.get("processed", 0)
@@ -88,9 +121,18 @@ class ResumableModule(LightningModule):
         """
         self._optimizers_before = checkpoint.get("optimizers")
         self.preprocessing = checkpoint.get("preprocessing", self.preprocessing)
+        if self._trainer is not None and is_resumed(self.trainer):
+            if checkpoint.get("found_lr") is not None:
+                self.lr = checkpoint["found_lr"]
+            for name in leave_finders_out(self.trainer):
+                rank_zero_info(f"{name} is left out: a run is resumed with what it had")
         own = {_uncompiled(key): key for key in self.state_dict()}
-        weights = checkpoint.get("state_dict", {}).items()
-        checkpoint["state_dict"] = {own.get(_uncompiled(key), key): value for key, value in weights}
+        for part in checkpoint.keys() & {
+            "state_dict",
+            "current_model_state",
+        }:  # of WeightAveraging the second
+            weights = checkpoint[part].items()
+            checkpoint[part] = {own.get(_uncompiled(key), key): value for key, value in weights}
 
     def global_batch_size(self) -> int | None:
         """Images per optimizer step, over all devices and accumulated batches; None if no loader tells."""

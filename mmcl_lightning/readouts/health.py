@@ -101,7 +101,7 @@ class Health(Readout):
         """Return the mean over the views of all processes, and the number of images."""
         total, count, share = 0.0, 0, -(-self.view_images // layout().world_size)
         with evaluating(reading.module):
-            for batch in reading.view_batches():
+            for batch in reading.view_batches(share):
                 views = _two_views(batch)
                 if views is None or count >= share:
                     break

@@ -15,6 +15,7 @@ from mmcl_lightning._lightning import datamodule_of
 from mmcl_lightning._options import check_choice, check_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.features import FeaturePass, feature_pass
+from mmcl_lightning.features._sharing import first_batches
 
 __all__ = ["ImagesToRead", "Reading"]
 
@@ -64,6 +65,7 @@ class Reading:
         needs: Kinds of features by images, all that this reading will be asked for; see
             :meth:`~mmcl_lightning.readouts.base.Readout.needs`.
         epoch: Epochs trained.
+        kept: Loaders of the datamodule, which keep their workers from one reading of a run to the next.
     """
 
     trainer: Trainer
@@ -71,8 +73,8 @@ class Reading:
     images: ImagesToRead
     needs: dict[str, set[str]]
     epoch: int
+    kept: dict[str, Any] = field(default_factory=dict)
     _passes: dict[str, FeaturePass] = field(default_factory=dict, init=False)
-    _loaders: tuple[Iterable[Any], Iterable[Any]] | None = field(default=None, init=False)
 
     @property
     def datamodule(self) -> Any:
@@ -113,11 +115,10 @@ class Reading:
         if any(loader is not None for loader in given.values()):
             found = [loader for name in images if (loader := given[name]) is not None]
         elif hasattr(self.datamodule, "knn_dataloaders"):
-            if self._loaders is None:
-                self._loaders = self.datamodule.knn_dataloaders()
-            if self._loaders is None:
+            loaders = self._keep("knn_dataloaders")
+            if loaders is None:
                 return None
-            found = [self._loaders[name == "query"] for name in images]
+            found = [loaders[name == "query"] for name in images]
         else:
             found = []
         if len(found) < len(images):
@@ -168,22 +169,32 @@ class Reading:
                 return found
         return feature_pass(self.trainer, self.module, self._sample_loader(user), kinds, limit=limit)
 
-    def view_batches(self) -> Iterable[Any]:
-        """Return batches of views: held-out images, or training images where none is held out."""
+    def view_batches(self, count: int) -> Iterable[Any]:
+        """Return batches of views: held-out images, or training images where none is held out.
+
+        Args:
+            count: How many images are enough; there may be more.
+        """
         if self.images.view_loader is not None:
-            return self.images.view_loader
+            return first_batches(self.images.view_loader, count)
         for name in ("val_dataloader", "train_dataloader"):
             if self.datamodule is not None and is_overridden(name, self.datamodule):
-                loader: Any = getattr(self.datamodule, name)()
+                loader: Any = self._keep(name)
                 if isinstance(loader, list | tuple):
                     loader = loader[0] if loader else None
                 if loader is not None:
-                    return loader  # type: ignore[no-any-return]
+                    return first_batches(loader, count)
         return []
+
+    def _keep(self, name: str) -> Any:
+        """Ask the datamodule for loaders, once in a run."""
+        if name not in self.kept:
+            self.kept[name] = getattr(self.datamodule, name)()
+        return self.kept[name]
 
     def _sample_loader(self, user: str) -> Iterable[Any]:
         if self.images.bank_loader is None and hasattr(self.datamodule, "health_dataloader"):
-            return self.datamodule.health_dataloader()  # type: ignore[no-any-return]
+            return self._keep("health_dataloader")  # type: ignore[no-any-return]
         loaders = self.loaders(user, "bank")
         if loaders is None:
             raise ConfigError(f"{user} needs a datamodule with health_dataloader() where there are no labels")
