@@ -32,7 +32,7 @@ from mmcl_lightning.datamodules.sources import ImageSource, JoinedSource
 from mmcl_lightning.datamodules.splits import Splits, describe_rows
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import ImageTransform, MultiView
-from mmcl_lightning.transforms.base import disagreement
+from mmcl_lightning.transforms.base import described, disagreement
 
 __all__ = ["SSLDataModule", "Splits"]
 
@@ -276,6 +276,10 @@ class SSLDataModule(LightningDataModule):
     def fingerprint(self) -> dict[str, str]:
         """Return the number of images and a hash of them for each split; see :meth:`Splits.fingerprint`."""
         return self.splits.fingerprint()
+
+    def prepared(self) -> str:
+        """Say in words how the images of readouts and evaluations are prepared."""
+        return described(self._transforms()[1])
 
     def _labelled(self) -> ImageSource:
         """Training images of the classification."""

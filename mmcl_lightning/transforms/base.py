@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from mmcl_lightning._options import check_whole
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["ImageTransform", "MultiView", "check_statistics", "disagreement", "image_to_tensor"]
+__all__ = ["ImageTransform", "MultiView", "check_statistics", "described", "disagreement", "image_to_tensor"]
 
 
 class ImageTransform(ABC):
@@ -65,6 +66,23 @@ class MultiView:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.transform!r}, views={self.views})"
+
+
+def described(transform: Any) -> str:
+    """Say in words what a transform does, mean and std included, alike in every run.
+
+    Args:
+        transform: An :class:`ImageTransform`, or any other callable.
+    """
+    text = re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(transform).split()))
+    if not isinstance(transform, ImageTransform):
+        return text
+    if transform.statistics is None:
+        return f"{text}, in [0, 1]"
+    mean, std = (
+        ", ".join(f"{value:g}" for value in part.flatten().tolist()) for part in transform.statistics
+    )
+    return f"{text}, mean {mean}, std {std}"
 
 
 def disagreement(train: Any, evaluation: Any) -> str | None:

@@ -10,6 +10,7 @@ from torchvision.transforms import v2
 
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import CIFAR_MEAN, CIFAR_STD, CentralCrop, EvalTransform
+from mmcl_lightning.transforms.base import described
 
 
 def photo(width: int, height: int) -> Image.Image:
@@ -73,3 +74,11 @@ def test_central_crop_equals_torchvision(width: int, height: int) -> None:
     view = CentralCrop(24, mean=CIFAR_MEAN, std=CIFAR_STD)(image)
     assert view.shape == (3, 24, 24)
     torch.testing.assert_close(view, reference(image))
+
+
+def test_a_transform_in_words_has_mean_and_std_and_is_the_same_in_every_run() -> None:
+    crop = CentralCrop(32, mean=(0.5, 0.25, 0.4), std=(0.2, 0.2, 0.3))
+    assert described(crop) == "CentralCrop(size=32, fraction=0.875), mean 0.5, 0.25, 0.4, std 0.2, 0.2, 0.3"
+    assert described(CentralCrop(32)) == "CentralCrop(size=32, fraction=0.875), in [0, 1]"
+    assert described(v2.Compose([v2.CenterCrop(8)])) == "Compose( CenterCrop(size=(8, 8)) )"
+    assert described(lambda image: image).endswith("<lambda>>"), "and not where it lies in memory"
