@@ -29,12 +29,12 @@ from mmcl_lightning.datamodules.loading import (
     ResumableDataLoader,
     leave_process_group,
 )
-from mmcl_lightning.datamodules.preprocessing import Preprocessing, statistics_text
+from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.datamodules.sources import ImageSource, JoinedSource
 from mmcl_lightning.datamodules.splits import Splits, describe_rows
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms import ImageTransform, MultiView, SimCLRTransform
-from mmcl_lightning.transforms.base import disagreement
+from mmcl_lightning.transforms.base import described, disagreement, statistics_text
 from mmcl_lightning.transforms.images import PixelImage, channel_count
 
 __all__ = ["SSLDataModule", "Splits"]
@@ -348,6 +348,10 @@ class SSLDataModule(LightningDataModule):
     def fingerprint(self) -> dict[str, str]:
         """Return the number of images and a hash of them for each split; see :meth:`Splits.fingerprint`."""
         return self.splits.fingerprint()
+
+    def prepared(self) -> str:
+        """Say in words how the images of readouts and evaluations are prepared."""
+        return described(self._transforms()[1])
 
     def _labelled(self) -> ImageSource:
         """Training images of the classification."""

@@ -9,6 +9,7 @@ import torch
 
 from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.transforms import ImageTransform
+from mmcl_lightning.transforms.base import described
 
 __all__ = ["Preprocessing"]
 
@@ -68,12 +69,4 @@ class Preprocessing:
         size = "pixels of the file" if self.pixels is None else "{} x {} pixels".format(*self.pixels)
         if self.transform is None:
             return f"{size}, by a transform that cannot be stored"
-        return f"{size} by {self.transform!r}, {statistics_text(self.transform)}"
-
-
-def statistics_text(transform: ImageTransform) -> str:
-    """Say in words how a transform normalises."""
-    if transform.mean is None or transform.std is None:
-        return "in [0, 1]"
-    mean, std = (", ".join(f"{value:g}" for value in values) for values in (transform.mean, transform.std))
-    return f"mean {mean}, std {std}"
+        return f"{size} by {described(self.transform)}"

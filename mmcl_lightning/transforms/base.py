@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,17 @@ from mmcl_lightning._options import arguments_of, check_whole, is_number
 from mmcl_lightning.errors import ConfigError, ShapeError
 from mmcl_lightning.transforms.images import PixelImage
 
-__all__ = ["ImageTransform", "MultiView", "Size", "as_pair", "check_statistics", "disagreement", "normalise"]
+__all__ = [
+    "ImageTransform",
+    "MultiView",
+    "Size",
+    "as_pair",
+    "check_statistics",
+    "described",
+    "disagreement",
+    "normalise",
+    "statistics_text",
+]
 
 #: Height and width in pixels, or one number for both.
 Size = int | tuple[int, int]
@@ -96,6 +107,24 @@ class MultiView:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.transform!r}, views={self.views})"
+
+
+def described(transform: Any) -> str:
+    """Say in words what a transform does, mean and std included, alike in every run.
+
+    Args:
+        transform: An :class:`ImageTransform`, or any other callable.
+    """
+    text = re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(transform).split()))
+    return f"{text}, {statistics_text(transform)}" if isinstance(transform, ImageTransform) else text
+
+
+def statistics_text(transform: ImageTransform) -> str:
+    """Say in words how a transform normalises."""
+    if transform.mean is None or transform.std is None:
+        return "in [0, 1]"
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (transform.mean, transform.std))
+    return f"mean {mean}, std {std}"
 
 
 def disagreement(train: Any, evaluation: Any) -> str | None:

@@ -17,6 +17,7 @@ from mmcl_lightning.transforms import (
     ImageTransform,
     SimCLRTransform,
 )
+from mmcl_lightning.transforms.base import described
 
 
 def photo(width: int, height: int) -> Image.Image:
@@ -125,3 +126,11 @@ def test_a_transform_says_how_it_was_built() -> None:
     assert SimCLRTransform(24, cj_strength=0.5).replace(size=16)._strengths == pytest.approx(
         (0.2, 0.2, 0.2, 0.05)
     )
+
+
+def test_a_transform_in_words_has_mean_and_std_and_is_the_same_in_every_run() -> None:
+    crop = CentralCrop(32, mean=(0.5, 0.25, 0.4), std=(0.2, 0.2, 0.3))
+    assert described(crop) == "CentralCrop(size=32, fraction=0.875), mean 0.5, 0.25, 0.4, std 0.2, 0.2, 0.3"
+    assert described(CentralCrop(32)) == "CentralCrop(size=32, fraction=0.875), in [0, 1]"
+    assert described(v2.Compose([v2.CenterCrop(8)])) == "Compose( CenterCrop(size=(8, 8)))"
+    assert described(lambda image: image).endswith("<lambda>>"), "and not where it lies in memory"
