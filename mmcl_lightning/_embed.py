@@ -1,11 +1,12 @@
 """The command ``embed``: representations of a folder of images, from a backbone and without a recipe.
 
-``mmcl embed --checkpoint backbone.pt --backbone resnet50 --data.root PATH --out representations.npz``
+``mmcl embed --checkpoint backbone.pt --data.root PATH --out representations.npz``
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, Trainer
 
@@ -36,8 +37,9 @@ _TRAINING = {
 def embed_folder(
     data: ImageFolderDataModule,
     checkpoint: str,
-    backbone: str | None = None,
+    backbone: str | dict[str, Any] | None = None,
     cifar_stem: bool | None = None,
+    preprocessing: Literal["checkpoint", "data"] = "checkpoint",
     out: str | None = None,
     accelerator: str = "auto",
     devices: int = 1,
@@ -48,9 +50,12 @@ def embed_folder(
     Args:
         data: The folder.
         checkpoint: The backbone's weights: a checkpoint of a run, an exported backbone, torchvision's or
-            timm's own file, or a published one.
-        backbone: Name of the network, such as resnet50, where the file does not say it.
+            timm's own file, or a published one; or pretrained, for the ImageNet weights of the library that
+            has the network.
+        backbone: Name of the network, such as resnet50, where the file does not say it, perhaps with options.
         cifar_stem: Whether a ResNet has the stem of small images; by default what the weights have.
+        preprocessing: checkpoint: images are made as those that the weights were trained on, where the
+            weights say so and the options of data leave it open. data: as the options of data say.
         out: File to write, .npz or .parquet, which must not exist; by default representations.npz, or the
             first of representations_2.npz and so on that is free.
         accelerator: As of Lightning's Trainer: auto, cpu, gpu, ...
@@ -76,10 +81,10 @@ def embed_folder(
         enable_progress_bar=len(callbacks) > 1,
     )
     try:
-        module = PretrainedBackbone(checkpoint, backbone, cifar_stem)
-    except ConfigError as error:
+        module = PretrainedBackbone(checkpoint, backbone, cifar_stem, preprocessing)
+        trainer.predict(module, data, return_predictions=False)
+    except ConfigError as error:  # the options of the command line are those of the module here
         raise ConfigError(str(error).replace("--model.", "--")) from error
-    trainer.predict(module, data, return_predictions=False)
 
 
 def embed(arguments: list[str]) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
@@ -139,3 +140,21 @@ def test_the_scan_benchmark_reads_every_file(monkeypatch: pytest.MonkeyPatch, tm
     load(monkeypatch, "bench_scan").main(["--quick", "--out", str(tmp_path)])
     record = json.loads((tmp_path / "scan_cpu.json").read_text())
     assert (record["files"], record["classes"], set(record["seconds"])) == (60, 20, {"scan", "walk"})
+
+
+def test_the_predict_benchmark_checks_every_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bench = load(monkeypatch, "bench_predict")
+    monkeypatch.setattr(bench.logging, "getLogger", lambda *_: bench.logging.Logger("quiet"))
+    bench.main(["--quick", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "predict_cpu.json").read_text())
+    assert (record["images"], record["wrong"], set(record["seconds"])) == (30, 0, {"predict", "bare"})
+    root, out = tmp_path / "photos", tmp_path / "out.npz"
+    bench.write_pictures(root, 12, 32)
+    module = bench.PretrainedBackbone("random", "conv4").eval()
+    bench.predict(module, root, 32, 0, out)
+    assert bench.wrong_names(module, root, out) == 0
+    table = bench.read_table(out)
+    table["path"][[0, 1]] = table["path"][[1, 0]]
+    out.unlink()
+    np.savez(out, **table)
+    assert bench.wrong_names(module, root, out) == 2

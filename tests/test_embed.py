@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from runs import simclr, trainer
 from test_cli import complaint
 
 from mmcl_lightning.cli import main
+from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.modules import PretrainedBackbone
+from mmcl_lightning.modules.weights import EXPORTED
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run.strategy.connect(simclr())
     run.save_checkpoint(tmp_path / "run.ckpt")
     main(["export", "--checkpoint=run.ckpt", "--out=backbone.pt"])
-    torch.save(dict(torch.load("backbone.pt", weights_only=True)), "bare.pt")
+    torch.save(dict(torch.load("backbone.pt", weights_only=True)), "bare.pt")  # which says nothing of itself
     return tmp_path
 
 
@@ -106,3 +109,26 @@ def test_predict_takes_it_too(folder: Path, capsys: pytest.CaptureFixture[str]) 
     main(["predict", *model, *data, "--trainer.accelerator=cpu", "--trainer.logger=false"])
     assert "random weights" not in capsys.readouterr().err
     torch.testing.assert_close(torch.from_numpy(np.load("runs/representations.npz")["h"]), expected(folder))
+
+
+def test_images_are_made_as_those_of_the_weights(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = PretrainedBackbone("run.ckpt")
+    made = ImageFolderDataModule("photos", image_size=16, mean=(0.5,) * 3, std=(0.25,) * 3).preprocessing()
+    weights = OrderedDict(torch.load("backbone.pt", weights_only=True))
+    told = {"hyper_parameters": {"backbone": "conv4"}, "preprocessing": made.to_plain()}
+    setattr(weights, EXPORTED, told)
+    torch.save(weights, "told.pt")
+    (folder / "photos" / "0.png").write_bytes(b"no picture")  # the first is looked at for its channels
+    data = ["--data.root=photos", "--data.num_workers=0", "--accelerator=cpu"]
+    with pytest.warns(UserWarning, match=r"1 of 10 pictures cannot be read, and are left out: 0.png"):
+        main(["embed", "--checkpoint=told.pt", *data, "--out=told.npz"])
+    pixels = np.stack([np.asarray(Image.open(f"photos/{index}.png"))[:, 2:18] for index in range(1, 10)])
+    images = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+    torch.testing.assert_close(
+        torch.from_numpy(np.load("told.npz")["h"]), module.eval()(images), rtol=1e-4, atol=1e-5
+    )
+    other = ["--data.mean=[0.1,0.1,0.1]", "--data.std=[1,1,1]"]
+    said = complaint(["embed", "--checkpoint=told.pt", *data, *other], capsys, code=1)
+    assert said.endswith("set --preprocessing data")
+    with pytest.warns(UserWarning, match="left out: 0.png"):
+        main(["embed", "--checkpoint=told.pt", *data, *other, "--preprocessing=data", "--data.image_size=16"])

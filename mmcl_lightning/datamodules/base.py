@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -30,9 +29,9 @@ from mmcl_lightning.datamodules.loading import (
     leave_process_group,
 )
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
-from mmcl_lightning.datamodules.sources import ImageSource, JoinedSource
+from mmcl_lightning.datamodules.sources import ImageSource, JoinedSource, first_readable
 from mmcl_lightning.datamodules.splits import Splits, describe_rows
-from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import ImageTransform, MultiView, SimCLRTransform
 from mmcl_lightning.transforms.base import described, disagreement, statistics_text
 from mmcl_lightning.transforms.images import PixelImage, channel_count
@@ -285,7 +284,7 @@ class SSLDataModule(LightningDataModule):
         """Say how images reach a network; reads the first training image."""
         train, evaluation = self._transforms()
         train = train.transform if isinstance(train, MultiView) else train
-        image = self._any_image()
+        image = self._first_image()
         height, width = evaluation(image).shape[-2:]
         return Preprocessing(
             transform=evaluation if isinstance(evaluation, ImageTransform) else None,
@@ -304,7 +303,7 @@ class SSLDataModule(LightningDataModule):
             ConfigError: If the options say otherwise of mean and std, or the number of channels differs. Of
                 another size is warned.
         """
-        channels = channel_count(self._any_image())
+        channels = channel_count(self._first_image())
         if channels != found.channels:
             raise ConfigError(
                 f"the weights were trained on images of {found.channels} channels, and those of the data "
@@ -325,14 +324,6 @@ class SSLDataModule(LightningDataModule):
             sizes = ("{} x {}".format(*(pixels or ())) for pixels in (found.pixels, own))
             rank_zero_warn("the weights were judged on images of {} pixels, these have {}".format(*sizes))
 
-    def _any_image(self) -> PixelImage:
-        """Return the first training image, or the first that can be read where damaged ones are left out."""
-        source = self.splits.pretrain
-        for index in range(len(source) if self.skip_damaged else 1):
-            with contextlib.suppress(DataError):
-                return source.image(index)
-        return source.image(0)
-
     def train_transform_like(self, found: Preprocessing) -> ImageTransform:
         """Return the default augmentation, with the size, mean and std of what came with weights.
 
@@ -352,6 +343,11 @@ class SSLDataModule(LightningDataModule):
     def prepared(self) -> str:
         """Say in words how the images of readouts and evaluations are prepared."""
         return described(self._transforms()[1])
+
+    def _first_image(self) -> PixelImage:
+        """Return the first training image; where damaged ones are left out, the first that can be read."""
+        source = self.splits.pretrain
+        return first_readable(source) if self.skip_damaged else source.image(0)
 
     def _labelled(self) -> ImageSource:
         """Training images of the classification."""

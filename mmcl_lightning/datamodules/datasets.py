@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mmcl_lightning.datamodules.loading import mix_seed
-from mmcl_lightning.datamodules.sources import ImageSource
+from mmcl_lightning.datamodules.sources import ImageSource, first_readable
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms import MultiView, SimCLRTransform
 from mmcl_lightning.transforms.images import PixelImage, image_size
@@ -190,17 +189,9 @@ class EvalDataset(Dataset[Any]):
         except DataError:
             if not self.skip_damaged:
                 raise
-            image, index = self._stand_in(), min(index, ~index)
+            image = first_readable(self.source) if self._last is None else self._last
+            index = min(index, ~index)
         if self.skip_damaged:
             self._last = image
         item = self.transform(image), target if index >= 0 else -1
         return (*item, index) if self.numbered else item
-
-    def _stand_in(self) -> PixelImage:
-        """Return the image that was read last, or else the first one that can be read."""
-        for position in range(len(self) if self._last is None else 0):
-            with contextlib.suppress(DataError):
-                return self.source.image(position)
-        if self._last is None:
-            raise DataError(f"none of the {len(self)} images can be read, such as {self.source.path(0)}")
-        return self._last

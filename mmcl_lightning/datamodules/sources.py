@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms.images import PixelImage
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "JoinedSource",
     "SubsetSource",
     "balanced_subset",
+    "first_readable",
     "take_subset",
     "with_labels",
     "without_labels",
@@ -172,6 +173,21 @@ def without_labels(source: ImageSource) -> ImageSource:
     view = source.subset(np.arange(len(source)))
     view.targets = np.full(len(source), -1)
     return view
+
+
+def first_readable(source: ImageSource) -> PixelImage:
+    """Return the first image that can be read.
+
+    Raises:
+        DataError: If none can; the message is that of the first.
+    """
+    first: DataError | None = None
+    for index in range(len(source)):
+        try:
+            return source.image(index)
+        except DataError as error:
+            first = first or error
+    raise DataError(f"none of {len(source)} images can be read: {first}") from first
 
 
 def with_labels(source: ImageSource) -> ImageSource | None:

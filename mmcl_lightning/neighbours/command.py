@@ -128,7 +128,7 @@ def _draw(images: EmbeddedImages, queries: Tensor, similarity: Tensor, index: Te
 
     def tile(row: int, frame: str, corner: str = "", thick: bool = False) -> Tile:
         image = read(Path(options.root) / images.paths[row])
-        assert isinstance(image, Image.Image)  # as all are of three channels
+        assert isinstance(image, Image.Image)  # as those of three channels are
         image.thumbnail((_SIDE, _SIDE))
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
         return Tile(pixels, frame, corner, images.classes[row] or Path(images.paths[row]).name, thick=thick)

@@ -176,5 +176,5 @@ def test_damaged_pictures_are_left_out_and_named(
         next(iter(data.health_dataloader()))
     for path in (tmp_path / "photos").iterdir():
         path.write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"none of the 21 images can be read, such as .*00.png"):
+    with pytest.raises(DataError, match=r"none of 21 images can be read: the image .*00.png cannot"):
         trainer(tmp_path).predict(mean_module(), data)
