@@ -15,8 +15,8 @@ from use_cases.cases import CASES, Case, captured, within
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 INTRODUCTION = """# What is done with what people have
 
-`python -m use_cases`, in the folder `benchmarks`, does every row in an empty folder and writes down what came of it; it fails where
-that is not what it should be.
+`python -m use_cases`, in the folder `benchmarks`, does every row in an empty folder and writes down what
+came of it; it fails where that is not what it should be.
 """
 
 

@@ -76,7 +76,8 @@ case(GROUP, "colour read as grey, `channels: 1`", "1 channels, 1 levels from 76 
 def _(_: Path) -> str:
     Image.new("RGBA", (4, 4), (255, 0, 0, 0)).save("a.png")
     pixel = PictureReader()("a.png").getpixel((0, 0))  # type: ignore[union-attr]
-    return f"{'white' if pixel == (255, 255, 255) else pixel} where transparent; `background` sets another colour"
+    colour = "white" if pixel == (255, 255, 255) else pixel
+    return f"{colour} where transparent; `background` sets another colour"
 
 
 @case(GROUP, "EXIF orientation", "upright")
