@@ -33,7 +33,7 @@ from mmcl_lightning.datamodules.sources import ImageSource, JoinedSource, first_
 from mmcl_lightning.datamodules.splits import Splits, describe_rows
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import ImageTransform, MultiView, SimCLRTransform
-from mmcl_lightning.transforms.base import described, disagreement, statistics_text
+from mmcl_lightning.transforms.base import described, disagreement
 from mmcl_lightning.transforms.images import PixelImage, channel_count
 
 __all__ = ["SSLDataModule", "Splits"]
@@ -303,26 +303,14 @@ class SSLDataModule(LightningDataModule):
             ConfigError: If the options say otherwise of mean and std, or the number of channels differs. Of
                 another size is warned.
         """
-        channels = channel_count(self._first_image())
-        if channels != found.channels:
-            raise ConfigError(
-                f"the weights were trained on images of {found.channels} channels, and those of the data "
-                f"have {channels}: set data.channels, or give the weights of such a network"
-            )
+        found.check_channels(channel_count(self._first_image()))
         if self.eval_transform is None:
             self.eval_transform = found.transform
         if self.train_transform is None:
             self.train_transform = self.train_transform_like(found)
-        for name, transform in zip(("train_transform", "eval_transform"), self._transforms(), strict=True):
-            if found.transform is not None and not found.normalised_as(transform):
-                raise ConfigError(
-                    f"the weights were trained on images {_normalised(found.transform)}, and {name} makes "
-                    f"images {_normalised(transform)}: leave mean, std and {name} out, or, to keep "
-                    "them, set --model.preprocessing data"
-                )
-        if found.pixels not in (None, own := self.preprocessing().pixels):
-            sizes = ("{} x {}".format(*(pixels or ())) for pixels in (found.pixels, own))
-            rank_zero_warn("the weights were judged on images of {} pixels, these have {}".format(*sizes))
+        train, evaluation = self._transforms()
+        found.check_statistics(train_transform=train, eval_transform=evaluation)
+        found.compare_size(self.preprocessing().pixels)
 
     def train_transform_like(self, found: Preprocessing) -> ImageTransform:
         """Return the default augmentation, with the size, mean and std of what came with weights.
@@ -421,8 +409,3 @@ class SSLDataModule(LightningDataModule):
     @property
     def _rank(self) -> int:
         return self.trainer.global_rank if self.trainer is not None else 0
-
-
-def _normalised(transform: ImageTransform) -> str:
-    text = statistics_text(transform)
-    return text if transform.mean is None else f"normalised by {text}"

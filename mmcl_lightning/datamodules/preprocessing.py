@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 
 from mmcl_lightning._specs import from_spec, to_spec
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import ImageTransform
-from mmcl_lightning.transforms.base import described
+from mmcl_lightning.transforms.base import described, statistics_text
 
 __all__ = ["Preprocessing"]
 
@@ -65,8 +67,37 @@ class Preprocessing:
             return own is other
         return len(own[0]) == len(other[0]) and all(map(torch.allclose, own, other))
 
+    def check_channels(self, channels: int) -> None:
+        """Raise :class:`ConfigError` unless images have as many channels as those of the training."""
+        if channels != self.channels:
+            raise ConfigError(
+                f"the weights were trained on images of {self.channels} channels, and those of the data have "
+                f"{channels}: set data.channels, or give the weights of such a network"
+            )
+
+    def check_statistics(self, **transforms: Any) -> None:
+        """Raise :class:`ConfigError` if a transform, given by its option's name, normalises in another way."""
+        for name, transform in transforms.items():
+            if self.transform is not None and not self.normalised_as(transform):
+                raise ConfigError(
+                    f"the weights were trained on images {_normalised(self.transform)}, and {name} makes "
+                    f"images {_normalised(transform)}: leave mean, std and {name} out, or, to keep them, set "
+                    "--model.preprocessing data"
+                )
+
+    def compare_size(self, pixels: tuple[int, int] | None) -> None:
+        """Warn where images of another height and width are to be judged."""
+        if None not in (pixels, self.pixels) and pixels != self.pixels:
+            sizes = ("{} x {}".format(*(size or ())) for size in (self.pixels, pixels))
+            rank_zero_warn("the weights were judged on images of {} pixels, these have {}".format(*sizes))
+
     def __str__(self) -> str:
         size = "pixels of the file" if self.pixels is None else "{} x {} pixels".format(*self.pixels)
         if self.transform is None:
             return f"{size}, by a transform that cannot be stored"
         return f"{size} by {described(self.transform)}"
+
+
+def _normalised(transform: ImageTransform) -> str:
+    text = statistics_text(transform)
+    return text if transform.mean is None else f"normalised by {text}"
