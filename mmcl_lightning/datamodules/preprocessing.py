@@ -76,7 +76,7 @@ class Preprocessing:
             )
 
     def check_statistics(self, **transforms: Any) -> None:
-        """Raise :class:`ConfigError` if a transform, given by its option's name, normalises in another way."""
+        """Raise :class:`ConfigError` if a transform, given by its option, normalises in another way."""
         for name, transform in transforms.items():
             if self.transform is not None and not self.normalised_as(transform):
                 raise ConfigError(
