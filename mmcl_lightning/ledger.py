@@ -70,7 +70,8 @@ class Record:
         config_hash: Hash of it without the seed: equal for the seeds of one variant.
         seed: Seed of the run.
         commit: Commit of the package's checkout, with ``+`` where files were changed; empty without git.
-        data: Class and fingerprint of the data, see ``SSLDataModule.fingerprint``.
+        data: Class and fingerprint of the data, see ``SSLDataModule.fingerprint``; how images that are
+            judged were prepared, and of an image folder its name.
         protocols: How the readouts were taken, by name.
         hardware: CPU, GPU and versions.
         epochs: Epochs trained.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -211,6 +212,11 @@ class ImageFolderDataModule(SSLDataModule):
                 f"{len(found)} of {len(sides[1])} held-out images are copies of training images, such as "
                 f"{found[0][1]} of {found[0][0]}: their accuracy says nothing; remove the copies"
             )
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder, by which reports tell data sets apart."""
+        return Path(self.root).expanduser().resolve().name
 
     @property
     def class_names(self) -> list[str] | None:

@@ -6,22 +6,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmcl_lightning.ledger import NOT_HASHED, Record, config_hash
+from mmcl_lightning.ledger import Metric, Record, config_hash
+from mmcl_lightning.studies.columns import Column
+from mmcl_lightning.studies.naming import distinct_names, method_name
+from mmcl_lightning.studies.options import training_part, varying
 
 __all__ = [
     "Group",
     "finished_and_others",
-    "flat_options",
     "group_runs",
     "image_count",
     "in_sections",
     "renewed_options",
     "run_name",
     "seeds_of",
-    "varying",
     "without_copies",
 ]
-
 
 #: Options in which the seeds of a method differ.
 _OF_A_SEED = ("data.init_args.seed", "model.init_args.checkpoint")
@@ -29,37 +29,58 @@ _OF_A_SEED = ("data.init_args.seed", "model.init_args.checkpoint")
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one variant: equal but for the seed."""
+    """The runs of one variant: equal but for the seed, and for what was read from them."""
 
     name: str
     records: tuple[Record, ...]
 
-    def last(self, metric: str) -> list[float]:
-        """Value at the end of each run that has the metric."""
-        return [record.metrics[metric].last for record in self.records if metric in record.metrics]
+    @property
+    def seeds(self) -> int:
+        """Number of seeds."""
+        return len({seeds_of(record) for record in self.records})
 
-    def curves(self, metric: str) -> list[list[list[float]]]:
-        """Curve of each run that has the metric; see :class:`~mmcl_lightning.ledger.Metric`."""
-        return [record.metrics[metric].curve for record in self.records if metric in record.metrics]
+    def measured(self, column: Column) -> dict[tuple[Any, ...], Metric]:
+        """What the runs that have a column measured, by their seeds; of several runs of a seed the latest."""
+        found = {}
+        for record in sorted(self.records, key=lambda r: r.started):
+            if (metric := column.of(record)) is not None:
+                found[seeds_of(record)] = metric
+        return found
 
-    def moves(self, metric: str) -> bool:
+    def last(self, column: Column) -> list[float]:
+        """Value at the end of each run that has the column."""
+        return [metric.last for metric in self.measured(column).values()]
+
+    def curves(self, column: Column) -> list[list[list[float]]]:
+        """Curve of each run that has the column; see :class:`~mmcl_lightning.ledger.Metric`."""
+        return [metric.curve for metric in self.measured(column).values()]
+
+    def moves(self, column: Column) -> bool:
         """Whether there is a curve to draw: the k-NN of a frozen backbone, for one, never changes."""
-        return any(len({point[3] for point in curve}) > 1 for curve in self.curves(metric))
+        return any(len({point[3] for point in curve}) > 1 for curve in self.curves(column))
 
-    def best(self, metric: str) -> list[float]:
-        """Best value of each run that has the metric."""
-        return [record.metrics[metric].best for record in self.records if metric in record.metrics]
+    def best(self, column: Column) -> list[float]:
+        """Best value of each run that has the column."""
+        return [metric.best for metric in self.measured(column).values()]
 
 
 def in_sections(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
     """Group records by what they may be compared in; results on test images come first."""
     found: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        data = f"{record.data.get('class')}, {image_count(record, 'pretrain')} training images"
+        data = f"{_data_name(record)}, {image_count(record, 'pretrain')} training images"
         batch = (record.config.get("data", {}).get("init_args") or {}).get("batch_size")
         data += "" if batch is None else f", batch {batch}"
         found.setdefault((data, record.data.get("held_out", "test")), []).append(record)
     return dict(sorted(found.items(), key=lambda item: item[0][1] == "validation"))
+
+
+def _data_name(record: Record) -> str:
+    """Return the name of the data set, with its folder where that says which one it is."""
+    name = str(record.data.get("class")).removesuffix("DataModule")
+    name = {"ImageFolder": "Image folder", "Shapes": "Rendered shapes (synthetic)"}.get(name, name)
+    folder = record.data.get("folder")
+    return f"{name} `{folder}`" if folder else name
 
 
 def image_count(record: Record, split: str) -> str:
@@ -81,21 +102,25 @@ def without_copies(records: Iterable[Record]) -> list[Record]:
 
 
 def finished_and_others(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
-    """Return the runs that count, and a line on each other that no later one finished."""
+    """Return the runs that count, and a line on each other that no later one finished.
+
+    A run that was made again counts no more, unless it was read in another way.
+    """
     latest: dict[tuple[Any, ...], Record] = {}
     others: list[Record] = []
     for record in sorted(records, key=lambda r: (r.started, r.seconds)):  # a resumed run keeps its start
         if record.status != "finished":
             others.append(record)
             continue
-        if (key := _run(record)) in latest:
+        if (key := (_run(record), str(sorted(record.protocols.items())))) in latest:
             others.append(latest[key])
         latest[key] = record
+    finished = {run for run, _ in latest}
     lines = []
     for record in others:
         if record.status == "finished":
             lines.append(f"* {run_name(record)}, seed {record.seed}: run again later, which counts")
-        elif _run(record) not in latest:
+        elif _run(record) not in finished:
             lines.append(f"* {run_name(record)}, seed {record.seed}: {record.status}")
     return list(latest.values()), lines
 
@@ -110,51 +135,22 @@ def group_runs(records: Sequence[Record], tries: bool = False) -> list[Group]:
     found: dict[tuple[str, str], list[Record]] = {}
     for record in sorted(records, key=lambda r: r.started):
         found.setdefault((run_name(record), _variant(record)), []).append(record)
-    alike: dict[str, list[Record]] = {}
-    for (name, _), group in found.items():
-        alike.setdefault(name, []).append(group[0])
-    return [
-        Group(name if tries else _distinct_name(name, group[0], alike[name]), tuple(group))
-        for (name, _), group in found.items()
-    ]
-
-
-def varying(records: Sequence[Record]) -> list[str]:
-    """Return the options, as dotted names, in which the configurations of runs differ."""
-    flat = [flat_options(record.config) for record in records]
-    names = dict.fromkeys(name for options in flat for name in options)
-    return [name for name in names if len({str(options.get(name)) for options in flat}) > 1]
-
-
-def flat_options(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the options of a configuration under dotted names, but for what is no option of the run."""
-    if not isinstance(config, dict):
-        return {prefix: config}
-    flat: dict[str, Any] = {}
-    for name, part in config.items():
-        if prefix or name not in NOT_HASHED:
-            flat |= flat_options(part, f"{prefix}.{name}" if prefix else name)
-    return flat
-
-
-def _distinct_name(name: str, record: Record, others: Sequence[Record]) -> str:
-    """Return the name of a method with the options in which it differs from others of the same name."""
-    if len(others) == 1:
-        return name
-    options = flat_options(record.config)
-    said = [
-        f"{key.rpartition('.')[2]}={options.get(key)}"
-        for key in varying(others)
-        if key != "data.init_args.seed"
-    ]
-    return f"{name} ({', '.join(said[:3])})" if said else name
+    names = {key: key[0] for key in found}
+    for name in () if tries else {name for name, _ in found}:
+        alike = [key for key in found if key[0] == name]
+        if len(alike) > 1:
+            options = [_options(found[key][0]) for key in alike]
+            names |= dict(zip(alike, distinct_names(name, options), strict=True))
+    return [Group(names[key], tuple(group)) for key, group in found.items()]
 
 
 def run_name(record: Record) -> str:
     """Return what a table calls a run; of an evaluation it says what is evaluated."""
-    if record.label or record.pretraining is None:
-        return record.name
-    return f"{record.method} of {record.pretraining['name']}"
+    if record.label:
+        return record.label
+    origin = None if record.pretraining is None else str(record.pretraining["name"])
+    checkpoint = _model_options(record.config).get("checkpoint")
+    return method_name(record.method, origin, None if checkpoint is None else str(checkpoint))
 
 
 def _run(record: Record) -> tuple[Any, ...]:
@@ -171,12 +167,23 @@ def _variant(record: Record) -> str:
     """
     if record.label and record.arguments:
         return config_hash({"arguments": _without_seeds(record.arguments)})
+    config = _options(record)
+    return config_hash({**config, "pretraining": None}) + config_hash(config.get("pretraining") or {})
+
+
+def _options(record: Record) -> dict[str, Any]:
+    """Return what the result of a run depends on; of an evaluation also the options of its pretraining."""
+    config = training_part(record.config)
     if record.pretraining is None:
-        return record.config_hash
-    model = record.config.get("model") or {}
-    options = {k: v for k, v in (model.get("init_args") or {}).items() if k != "checkpoint"}
-    config = {**record.config, "model": {**model, "init_args": options}}
-    return config_hash(config) + config_hash(record.pretraining["config"])
+        return config
+    model = {**(config.get("model") or {}), "init_args": dict(_model_options(config))}
+    model["init_args"].pop("checkpoint", None)
+    return {**config, "model": model, "pretraining": training_part(record.pretraining["config"])}
+
+
+def _model_options(config: dict[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = (config.get("model") or {}).get("init_args") or {}
+    return options
 
 
 def renewed_options(groups: Iterable[Group]) -> list[str]:
@@ -184,7 +191,8 @@ def renewed_options(groups: Iterable[Group]) -> list[str]:
     found: dict[str, None] = {}
     for group in groups:
         if len({record.config_hash for record in group.records}) > 1:
-            found |= dict.fromkeys(name for name in varying(group.records) if name not in _OF_A_SEED)
+            differing = varying([training_part(record.config) for record in group.records])
+            found |= dict.fromkeys(name for name in differing if name not in _OF_A_SEED)
     return list(found)
 
 

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmcl_lightning.ledger import Record
-from mmcl_lightning.studies.groups import Group, seeds_of
+from mmcl_lightning.studies.columns import Column
+from mmcl_lightning.studies.groups import Group
 
 __all__ = ["Difference", "chance_beyond_two", "paired_difference"]
 
@@ -19,7 +19,9 @@ class Difference:
 
     Args:
         mean: Mean of the differences.
-        error: Its standard error; infinite for one seed, or where a difference is not finite.
+        error: Its standard error; infinite for one seed, or where a difference is not finite. It is 0 where
+            all differences are equal, as those of accuracies over few images may be: then they tell nothing
+            of chance.
         seeds: Number of seeds.
     """
 
@@ -28,25 +30,30 @@ class Difference:
     seeds: int
 
     @property
+    def is_measured(self) -> bool:
+        """Whether there is a standard error to compare the mean with."""
+        return 0 < self.error < math.inf
+
+    @property
     def counts(self) -> bool:
         """Whether the mean exceeds two standard errors."""
-        return abs(self.mean) > 2 * self.error
+        return self.is_measured and abs(self.mean) > 2 * self.error
 
 
-def paired_difference(group: Group, reference: Group, metrics: Sequence[str]) -> Difference | None:
-    """Return the difference of a method from a reference in the mean of some metrics at the end of training.
+def paired_difference(group: Group, reference: Group, columns: Sequence[Column]) -> Difference | None:
+    """Return the difference of a method from a reference in the mean of some columns at the end of training.
 
     Runs of one seed share initial weights, order and views, so that their difference varies less than either.
 
     Args:
         group: Runs of the method.
         reference: Runs of the reference.
-        metrics: Logged metrics, the mean of which is compared.
+        columns: What was measured, the mean of which is compared.
 
     Returns:
-        ``None`` where no seed has all metrics in both.
+        ``None`` where no seed has all of them in both.
     """
-    own, other = _by_seed(group.records, metrics), _by_seed(reference.records, metrics)
+    own, other = _by_seed(group, columns), _by_seed(reference, columns)
     differences = [own[seed] - other[seed] for seed in own if seed in other]
     if not differences:
         return None
@@ -54,7 +61,8 @@ def paired_difference(group: Group, reference: Group, metrics: Sequence[str]) ->
     if not all(map(math.isfinite, differences)):
         return Difference(math.fsum(differences) / count, math.inf, count)
     error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else math.inf
-    return Difference(statistics.mean(differences), error, count)
+    # Rounded: equal differences of decimal numbers are equal up to their last bits only.
+    return Difference(statistics.mean(differences), round(error, 9), count)
 
 
 def chance_beyond_two(seeds: int) -> float:
@@ -73,10 +81,8 @@ def chance_beyond_two(seeds: int) -> float:
     return 1 - 2 * width * (math.fsum(density) - (density[0] + density[-1]) / 2)  # by trapezoids
 
 
-def _by_seed(records: Sequence[Record], metrics: Sequence[str]) -> dict[tuple[object, ...], float]:
-    """Mean of the metrics of each run that has all of them, by its seeds."""
-    return {
-        seeds_of(record): statistics.mean(record.metrics[metric].last for metric in metrics)
-        for record in records
-        if all(metric in record.metrics for metric in metrics)
-    }
+def _by_seed(group: Group, columns: Sequence[Column]) -> dict[tuple[object, ...], float]:
+    """Mean of the columns of each run that has all of them, by its seeds."""
+    measured = [group.measured(column) for column in columns]
+    seeds = [seed for seed in measured[0] if all(seed in found for found in measured)]
+    return {seed: statistics.mean(found[seed].last for found in measured) for seed in seeds}

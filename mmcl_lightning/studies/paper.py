@@ -12,9 +12,10 @@ from mmcl_lightning.ledger import Record
 __all__ = ["paper_value"]
 
 _LINEAR_EPOCHS, _KNN_EPOCHS = 400, 200
+_KNN = "k=200 T=0.5 cosine h"  # how its k-NN accuracies were measured
 
 
-def paper_value(record: Record, metric: str) -> float | None:
+def paper_value(record: Record, metric: str, protocol: str = "") -> float | None:
     """Return what the paper prints for a run, a share in [0, 1], or ``None`` where it has no such run.
 
     A run counts as the paper's only with its data set at full size, ResNet-50, and the same batch size and
@@ -23,7 +24,10 @@ def paper_value(record: Record, metric: str) -> float | None:
     Args:
         record: Record of a pretraining run or of a linear evaluation.
         metric: Name of the logged metric.
+        protocol: How it was measured, in words; empty if that is unknown.
     """
+    if metric == "knn/top1" and protocol and not protocol.startswith(_KNN):
+        return None
     origin = record.pretraining or {
         "method": record.method, "config": record.config, "epochs": record.epochs, "loss": record.loss
     }  # fmt: skip

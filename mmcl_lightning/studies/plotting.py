@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mmcl_lightning.studies.columns import Column
 from mmcl_lightning.studies.groups import Group
 
 __all__ = ["plot_curves", "plot_ends"]
 
+_LINE = 0.21  # inches of a line of the legend
 
-def plot_curves(groups: Sequence[Group], metric: str, title: str, path: Path) -> bool:
-    """Draw mean and range over seeds against epochs and minutes.
+
+def plot_curves(groups: Sequence[Group], columns: Sequence[Column], path: Path) -> bool:
+    """Draw mean and range over seeds against epochs and minutes, a row of panels for each column.
 
     Args:
-        groups: Methods, each with the metric.
-        metric: Logged metric to draw.
-        title: What the axis calls it.
+        groups: Methods.
+        columns: What to draw; methods without it are left out of its panels.
         path: Picture to write.
 
     Returns:
@@ -26,37 +30,41 @@ def plot_curves(groups: Sequence[Group], metric: str, title: str, path: Path) ->
     """
     if (plt := _pyplot()) is None:
         return False
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
-    colors = plt.get_cmap("tab10" if len(groups) <= 10 else "tab20")
-    for index, group in enumerate(groups):
-        curves = group.curves(metric)
-        common = min(map(len, curves))
-        points = [[curve[i] for curve in curves] for i in range(common)]
-        label = " " + group.name.replace("$", r"\$")  # matplotlib hides _names, and reads $ as maths
-        style: dict[str, Any] = {"color": colors(index % colors.N)}
-        for axis, column, unit in ((axes[0], 0, 1.0), (axes[1], 2, 60.0)):
-            x = [statistics.mean(point[column] for point in at) / unit for at in points]
-            y = [[point[3] for point in at] for at in points]
-            axis.plot(x, [statistics.mean(values) for values in y], label=label, **style)
-            band = {**style, "alpha": 0.12, "linewidth": 0}
-            axis.fill_between(x, [min(v) for v in y], [max(v) for v in y], **band)
-    for axis, unit_name in zip(axes, ("epochs", "minutes, readouts included"), strict=True):
-        axis.set_xlabel(unit_name)
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel(title)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
+    drawn = [group for group in groups if any(group.curves(column) for column in columns)]
+    labels = [_label(group.name, 100) for group in drawn]
+    across = max(1, min(4, 110 // (max(map(_width, labels)) + 6)))  # entries of the legend side by side
+    lines = math.ceil(len(labels) / across) * max(label.count("\n") + 1 for label in labels)
+    size = (11, 3.9 * len(columns) + _LINE * lines + 0.2)
+    figure, axes = plt.subplots(
+        len(columns), 2, figsize=size, sharey="row", squeeze=False, layout="constrained"
+    )
+    colors = plt.get_cmap("tab10" if len(drawn) <= 10 else "tab20")
+    handles = {}
+    for (left, right), column in zip(axes, columns, strict=True):
+        for index, (group, label) in enumerate(zip(drawn, labels, strict=True)):
+            if curves := group.curves(column):
+                style: dict[str, Any] = {"color": colors(index % colors.N), "label": label}
+                handles[label] = _draw_band(left, curves, 0, 1.0, style)
+                _draw_band(right, curves, 2, 60.0, style)
+        for axis, unit_name in ((left, "epochs"), (right, "minutes, readouts included")):
+            axis.set_xlabel(unit_name)
+            axis.grid(alpha=0.3)
+            axis.spines[["top", "right"]].set_visible(False)
+        left.set_ylabel(_label(column.title, 40))
+    figure.legend(
+        handles.values(), handles, loc="outside lower left", ncols=across, frameon=False, fontsize=9
+    )
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return True
 
 
-def plot_ends(groups: Sequence[Group], metrics: Sequence[tuple[str, str]], path: Path) -> bool:
-    """Draw the value of every run at its end, a panel per metric, a row per method, a bar at the mean.
+def plot_ends(groups: Sequence[Group], columns: Sequence[Column], path: Path) -> bool:
+    """Draw the value of every run at its end, a panel per column, a row per method, a bar at the mean.
 
     Args:
         groups: Methods.
-        metrics: Logged metrics, each with what the axis calls it.
+        columns: What to draw.
         path: Picture to write.
 
     Returns:
@@ -64,24 +72,50 @@ def plot_ends(groups: Sequence[Group], metrics: Sequence[tuple[str, str]], path:
     """
     if (plt := _pyplot()) is None:
         return False
-    size = (3.6 * len(metrics) + 2, 0.38 * len(groups) + 1.1)
+    names = [_label(group.name, 50) for group in groups]
+    rows = sum(name.count("\n") + 1 for name in names)
+    size = (3.6 * len(columns) + 2, 0.25 * rows + 0.15 * len(groups) + 1.3)
     figure, axes = plt.subplots(
-        1, len(metrics), figsize=size, sharey=True, squeeze=False, layout="constrained"
+        1, len(columns), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
-    for axis, (metric, title) in zip(axes[0], metrics, strict=True):
+    for axis, column in zip(axes[0], columns, strict=True):
         for row, group in enumerate(groups):
-            values = group.last(metric)
+            values = group.last(column)
             axis.plot(values, [row] * len(values), "o", color="tab:blue", alpha=0.5, markersize=5)
             if values:
                 axis.plot(statistics.mean(values), row, "|", color="black", markersize=16, markeredgewidth=2)
-        axis.set_xlabel(title)
+        axis.set_xlabel(_label(column.title, 36))
         axis.grid(alpha=0.3, axis="x")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_yticks(range(len(groups)), [group.name.replace("$", r"\$") for group in groups])
+    axes[0][0].set_yticks(range(len(groups)), names)
     axes[0][0].set_ylim(len(groups) - 0.5, -0.5)
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return True
+
+
+def _draw_band(axis: Any, curves: Any, place: int, unit: float, style: dict[str, Any]) -> Any:
+    """Draw the mean of curves and their range against one number of their points; return the line."""
+    points = list(zip(*curves, strict=False))  # up to the end of the shortest
+    x = [statistics.mean(point[place] for point in at) / unit for at in points]
+    y = [[point[3] for point in at] for at in points]
+    (line,) = axis.plot(
+        x, [statistics.mean(values) for values in y], marker="." if len(x) < 9 else "", **style
+    )
+    axis.fill_between(
+        x, [min(v) for v in y], [max(v) for v in y], color=style["color"], alpha=0.12, linewidth=0
+    )
+    return line
+
+
+def _label(name: str, width: int) -> str:
+    """Return a name in lines of a width; a $ would begin maths, and a _ at the start hide it."""
+    text = textwrap.fill(name, width).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
+def _width(label: str) -> int:
+    return max(map(len, label.split("\n")))
 
 
 def _pyplot() -> Any:

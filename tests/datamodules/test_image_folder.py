@@ -31,6 +31,7 @@ def test_tree_with_splits(tmp_path: Path, fake: ModuleType, name: str) -> None:
     data = folder(tmp_path)
     assert data.num_classes == 3
     assert data.class_names == ["class0", "class1", "class2"]
+    assert data.folder == tmp_path.name
     views, targets = next(iter(data.train_dataloader()))
     assert [view.shape for view in views] == [(4, 3, 32, 32)] * 2
     assert 0 <= views[0].min() < views[0].max() <= 1

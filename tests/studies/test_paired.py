@@ -11,9 +11,13 @@ from scipy.stats import t
 
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.ledger import Metric
+from mmcl_lightning.studies.columns import Column
 from mmcl_lightning.studies.groups import Group
 from mmcl_lightning.studies.paired import chance_beyond_two, paired_difference
 from mmcl_lightning.studies.report import write_report
+
+KNN = Column("knn/top1", "k=20 T=0.07 cosine h")
+LOGISTIC = Column("logistic/top1")
 
 
 def group(name: str, values: dict[int, float], second: float | None = None) -> Group:
@@ -28,25 +32,25 @@ def group(name: str, values: dict[int, float], second: float | None = None) -> G
 
 def test_the_difference_is_over_common_seeds() -> None:
     ours, theirs = group("a", {0: 0.5, 1: 0.7, 2: 0.6, 7: 0.9}), group("b", {2: 0.5, 0: 0.45, 1: 0.6, 8: 0.1})
-    found = paired_difference(ours, theirs, ["knn/top1"])
+    found = paired_difference(ours, theirs, [KNN])
     assert found is not None
     assert (found.mean, found.seeds) == (pytest.approx((0.05 + 0.1 + 0.1) / 3), 3)
     spread = math.sqrt(((0.05 - 0.25 / 3) ** 2 + 2 * (0.1 - 0.25 / 3) ** 2) / 2)
     assert found.error == pytest.approx(spread / math.sqrt(3))
     assert found.counts
-    assert paired_difference(ours, group("b", {9: 0.5}), ["knn/top1"]) is None
-    assert paired_difference(ours, theirs, ["linear/top1"]) is None
+    assert paired_difference(ours, group("b", {9: 0.5}), [KNN]) is None
+    assert paired_difference(ours, theirs, [Column("linear/top1")]) is None
 
 
 def test_one_seed_has_no_error() -> None:
-    found = paired_difference(group("a", {0: 0.9}), group("b", {0: 0.1}), ["knn/top1"])
+    found = paired_difference(group("a", {0: 0.9}), group("b", {0: 0.1}), [KNN])
     assert found is not None
     assert not found.counts
 
 
 def test_the_mean_of_several_metrics_is_compared() -> None:
     ours, theirs = group("a", {1: 0.5, 2: 0.5}, second=0.2), group("b", {1: 0.4, 2: 0.4}, second=0.1)
-    found = paired_difference(ours, theirs, ["knn/top1", "logistic/top1"])
+    found = paired_difference(ours, theirs, [KNN, LOGISTIC])
     assert found is not None
     assert found.mean == pytest.approx((0.1 + 0.15) / 2)
 
@@ -101,3 +105,16 @@ def test_the_best_try_is_the_one_that_was_chosen_by(tmp_path: Path) -> None:
     both = ["knn/top1", "logistic/top1"]
     text = write_report(tmp_path, tmp_path / "r.md", tuned_by=both)
     assert "| ours | x = 1 | 0.500 | 0.900 | **0.700** |" in text
+
+
+def test_equal_differences_are_no_sign_against_chance(tmp_path: Path) -> None:
+    """Accuracies over few images repeat: a standard error of zero is none."""
+    ours, theirs = group("a", {0: 0.3, 1: 0.6}), group("b", {0: 0.2, 1: 0.5})
+    found = paired_difference(ours, theirs, [KNN])
+    assert found is not None
+    assert (found.error, found.counts) == (0, False)
+    for part in (*ours.records, *theirs.records):
+        part.write(tmp_path / f"{part.label}{part.seed}.json")
+    text = write_report(tmp_path, tmp_path / "r.md", reference="b")
+    assert "| a | 2 | +0.1000 ± 0.0000 |" in text
+    assert "comparisons" not in text

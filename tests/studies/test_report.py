@@ -20,7 +20,7 @@ from mmcl_lightning.studies.paper import paper_value
 
 def with_values(*values: float, **changes: Any) -> Any:
     curve = [[float(i), 10 * i, 60.0 * i, value] for i, value in enumerate(values)]
-    return record(metrics={"knn/top1": Metric(curve)}, **changes)
+    return record(metrics={"knn/top1": Metric(curve)}, steps=10 * (len(values) - 1), **changes)
 
 
 def test_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_evaluations_of_the_seeds_of_one_pretraining_are_one_row(tmp_path: Path)
             }
             record(**options, config_hash=f"{method}{seed}").write(tmp_path / f"{method}{seed}.json")
     text = write_report(tmp_path, tmp_path / "r.md")
-    assert "| LinearEvaluation of NTXent | 2 | 0.500 ± 0.141 |" in text
-    assert "| LinearEvaluation of HCL | 2 | 0.500 ± 0.141 |" in text
+    assert "| linear evaluation of SimCLR | 2 | 0.500 ± 0.141 |" in text
+    assert "| linear evaluation of HCL | 2 | 0.500 ± 0.141 |" in text
 
 
 def test_what_the_images_were(tmp_path: Path) -> None:
@@ -170,7 +170,10 @@ def test_a_study_files_its_runs_twice_and_they_count_once(tmp_path: Path) -> Non
 
 def test_values_and_names_of_any_kind(tmp_path: Path) -> None:
     for seed, last in enumerate((math.nan, 0.4)):
-        knn, loss = Metric([[0.0, 0, 0.0, last], [1.0, 9, 60.0, last]]), Metric([[1.0, 9, 60.0, -3.0 - seed]])
+        knn, loss = (
+            Metric([[0.0, 0, 0.0, last], [2.0, 20, 60.0, last]]),
+            Metric([[1.0, 9, 60.0, -3.0 - seed]]),
+        )
         metrics = {"knn/top1": knn, "train/loss": loss}
         record(metrics=metrics, seed=seed, label="$a_$ | b").write(tmp_path / f"{seed}.json")
     with_values(0.1, 50.0, label="_percent").write(tmp_path / "p.json")
