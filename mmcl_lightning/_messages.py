@@ -141,6 +141,7 @@ def filter_warnings() -> None:
     missing = rf".*Please add the following callbacks: \[('({earlier})'(, )?)+\]"
     warnings.filterwarnings("ignore", message=missing)
     warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # a frozen backbone
+    warnings.filterwarnings("ignore", message=".*this fit will run with no optimizer")  # as it should
     warnings.formatwarning = _format_warning
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     if _no_tip not in logger.filters:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from test_cli import QUICK, complaint
 from test_recipes import SMALL_EVALUATION
 
@@ -129,3 +131,45 @@ def test_fine_tuning_validates_its_last_step(pretrained: str, capsys: pytest.Cap
     ]
     assert lines[0].endswith("at the end of epoch 2: the result")
     assert "many_shot: SGD lr=0.01 wd=0 cosine, batch 8, 4 steps, all weights trained" in lines[1]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_quick_judge_on_a_folder(
+    pretrained: str, folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 4)):
+        for name, shade in (("dark", 60), ("light", 180)):
+            (folder / "photos" / split / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = rng.integers(shade - 40, shade + 40, (16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / "photos" / split / name / f"{index}.png")
+    options = [
+        "--config=folder_logistic",
+        "--data.root=photos",
+        "--data.num_workers=0",
+        "--data.image_size=16",
+    ]
+    small = [*options, "--data.eval_transform=null", "--trainer.accelerator=cpu"]
+    capsys.readouterr()
+    with caplog.at_level("INFO"):
+        main(["fit", *small, f"--model.checkpoint={pretrained}"])
+    said = capsys.readouterr()
+    assert "Trained 1 epoch, 0 steps." in said.out
+    assert (
+        "logistic top-1: 1.0000 on clean held-out images: the result; mean over the classes 1.0000"
+        in said.out
+    )
+    assert "runs/folder_logistic/version_0/checkpoints/last.ckpt" in said.out
+    assert "no optimizer" not in said.err
+    assert "logistic regression 13 of 13: C=10, " in caplog.text
+    main(["test", *small, "--ckpt_path=last"])
+    assert "logistic/mean_per_class" in capsys.readouterr().out
+    record = Record.read(folder / "runs" / "folder_logistic" / "version_0" / "ledger.json")
+    assert (record.status, record.steps, record.data["folder"]) == ("finished", 0, "photos")
+    assert record.protocols["logistic/top1"].startswith("converged: logistic regression on standardised h, ")
+    main(["report", "runs/folder_logistic", "--out", "r.md"])
+    text = (folder / "r.md").read_text()
+    assert "## Image folder `photos`, 24 training images\n" in text
+    assert "| logistic regression of MMCL, Inverse | 1 | 1.000 |" in text
+    assert "chosen" not in text, "which is of one run, and would be another column in the next one"

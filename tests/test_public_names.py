@@ -30,11 +30,12 @@ PUBLIC = {
     "HingeLoss InfoNCELoss MMCLLoss NTXentLoss Near NegativeWeights Shuffled SupportVectors Uniform "
     "WeightedContrastiveLoss Weights",
     "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment effective_k "
-    "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores rankme "
+    "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores logistic_path rankme "
     "sharded_knn_accuracy uniformity",
     "models": "Conv4 ProjectionHead build_backbone explained feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
-    "LinearEvaluation MMCL MoCo PretrainedBackbone PretrainingModule SimCLR export_backbone",
+    "LOGISTIC_PROTOCOLS LinearEvaluation LogisticEvaluation LogisticProtocol MMCL MoCo PretrainedBackbone "
+    "PretrainingModule SimCLR export_backbone",
     "negatives": "HeldOutImages Selection SupportVectors choose_images find_support_vectors mmcl_criterion",
     "neighbours": "near_duplicates nearest_neighbours",
     "optim": "LARS WarmupConstant WarmupCosine WarmupLinear parameter_groups scale_learning_rate",

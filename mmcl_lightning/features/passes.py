@@ -69,6 +69,12 @@ class FeaturePass:
         chosen = self.index % every_nth(self.size, limit) == 0
         return gather_in_order(rows[chosen].to(device), self.index[chosen].to(device))
 
+    def labelled_rows(self, kind: str, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return features ``(n, F)`` of one kind in float32 and labels ``(n,)``, all on every process."""
+        rows = self.evenly_spaced(self.features[kind].float(), self.size, device)
+        labels = self.evenly_spaced(self.labels, self.size, device)
+        return rows[labels >= 0], labels[labels >= 0]
+
 
 def feature_pass(
     trainer: Trainer,

@@ -9,7 +9,7 @@ from mmcl_lightning.metrics.knn import (
     knn_predict,
     knn_scores,
 )
-from mmcl_lightning.metrics.logistic import LogisticModel, fit_logistic
+from mmcl_lightning.metrics.logistic import LogisticModel, fit_logistic, logistic_path
 from mmcl_lightning.metrics.sharded import FeatureShard, gather_in_order, sharded_knn_accuracy
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "knn_accuracy",
     "knn_predict",
     "knn_scores",
+    "logistic_path",
     "rankme",
     "sharded_knn_accuracy",
     "uniformity",

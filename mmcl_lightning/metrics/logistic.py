@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmcl_lightning._options import check_number, check_whole
+from mmcl_lightning._options import check_flags, check_number, check_whole
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 
-__all__ = ["LogisticModel", "fit_logistic"]
+__all__ = ["LogisticModel", "fit_logistic", "logistic_path"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,7 @@ def fit_logistic(
     C: float = 1.0,
     *,
     start: LogisticModel | None = None,
+    standardise: bool = False,
     max_iter: int = 1000,
     gtol: float = 1e-4,
     ftol: float = 2.2e-9,
@@ -59,6 +62,8 @@ def fit_logistic(
         classes: Number of classes, >= 2.
         C: Inverse strength of the penalty on the weights, > 0; the bias has none.
         start: Model to start from; ``None`` for zeros.
+        standardise: Fit on x less its mean, over its standard deviation, so that the penalty is the same for
+            every feature, whatever its unit; the model that is returned takes x as it is.
         max_iter: Most iterations.
         gtol: Largest entry of the gradient of the sum at which to stop.
         ftol: Relative decrease of the sum at which to stop.
@@ -68,17 +73,60 @@ def fit_logistic(
         ShapeError: If the shapes do not fit together, or a target is no class.
         NumericalError: If a feature is not finite, or so large that its square is not.
     """
-    try:
-        from scipy.optimize import minimize
-    except ImportError as error:
-        raise ConfigError(
-            'logistic regression needs SciPy: pip install "mmcl-lightning[evaluate]"'
-        ) from error
-    check_whole(2, classes=classes)
     check_whole(1, max_iter=max_iter)
-    check_number("C", C, "> 0")
-    check_number("gtol", gtol, ">= 0")
-    check_number("ftol", ftol, ">= 0")
+    check_flags(standardise=standardise)
+    for name, value, rule in (("C", C, "> 0"), ("gtol", gtol, ">= 0"), ("ftol", ftol, ">= 0")):
+        check_number(name, value, rule)
+    _check_data(features, targets, classes)
+    if start is not None and start.weight.shape != (classes, features.shape[1]):
+        raise ShapeError(
+            f"start must have weights ({classes}, {features.shape[1]}), got {tuple(start.weight.shape)}"
+        )
+    with torch.inference_mode(False):  # under Trainer.validate tensors come without what a gradient needs
+        x, y = features.detach().double().clone(), targets.to(features.device, torch.int64).clone()
+        weight = x.new_zeros(classes, x.shape[1]) if start is None else start.weight.to(x).clone()
+        bias = x.new_zeros(classes) if start is None else start.bias.to(x).clone()
+        if standardise:
+            std, mean = torch.std_mean(x, dim=0, correction=int(len(x) > 1))
+            scale = torch.where(std > 0, 1 / std, 0.0)
+            x = (x - mean) * scale
+            weight, bias = weight * std, bias + weight @ mean
+    options = {"maxiter": max_iter, "gtol": gtol, "ftol": ftol, "maxfun": 10 * max_iter}
+    weight, bias, steps, converged = _minimise(x, y, weight, bias, C, options)
+    if standardise:
+        weight = weight * scale
+        bias = bias - weight @ mean
+    return LogisticModel(weight, bias, steps, converged)
+
+
+def logistic_path(
+    features: Tensor, targets: Tensor, classes: int, Cs: Sequence[float], **options: Any
+) -> Iterator[tuple[float, LogisticModel]]:
+    """Fit one model after the other, each from where the last one ended.
+
+    Args:
+        features: As in :func:`fit_logistic`.
+        targets: As there.
+        classes: As there.
+        Cs: Inverse strengths of the penalty, in the order of the fits.
+        **options: Further options of :func:`fit_logistic`.
+
+    Yields:
+        C and the model.
+
+    Raises:
+        ConfigError: As :func:`fit_logistic`.
+        ShapeError: As there.
+        NumericalError: As there.
+    """
+    model = None
+    for C in Cs:
+        model = fit_logistic(features, targets, classes, C, start=model, **options)
+        yield C, model
+
+
+def _check_data(features: Tensor, targets: Tensor, classes: int) -> None:
+    check_whole(2, classes=classes)
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise ShapeError(f"targets must be integers, got {targets.dtype}")
     if features.ndim != 2 or targets.shape != features.shape[:1] or len(features) == 0:
@@ -90,33 +138,31 @@ def fit_logistic(
         raise ShapeError(
             f"targets must be in [0, {classes}), got {int(targets.min())} to {int(targets.max())}"
         )
-    if start is not None and start.weight.shape != (classes, features.shape[1]):
-        raise ShapeError(
-            f"start must have weights ({classes}, {features.shape[1]}), got {tuple(start.weight.shape)}"
-        )
     if not features.detach().double().square().sum().isfinite():
         raise NumericalError("features are not finite, or too large to be squared: standardise them first")
-    with torch.inference_mode(False):  # under Trainer.validate tensors come without what a gradient needs
-        x, y = features.detach().double().clone(), targets.to(features.device, torch.int64).clone()
-    shape = (classes, x.shape[1] + 1)
-    weights = x.new_zeros(shape)
-    if start is not None:
-        weights = torch.cat([start.weight, start.bias[:, None]], dim=1).to(x)
+
+
+def _minimise(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, C: float, options: dict[str, Any]
+) -> tuple[Tensor, Tensor, int, bool]:
+    """Return weights ``(classes, F)``, bias ``(classes,)``, iterations, and whether a tolerance was met."""
+    try:
+        from scipy.optimize import minimize
+    except ImportError as error:
+        raise ConfigError(
+            'logistic regression needs SciPy: pip install "mmcl-lightning[evaluate]"'
+        ) from error
+    first = torch.cat([weight, bias[:, None]], dim=1)
 
     def value_and_gradient(flat: object) -> tuple[float, object]:
         with torch.inference_mode(False), torch.enable_grad():
-            W = torch.tensor(flat).view(shape).to(x.device).requires_grad_()
+            W = torch.tensor(flat).view(first.shape).to(x.device).requires_grad_()
             scores = x @ W[:, :-1].T + W[:, -1]
             loss = F.cross_entropy(scores, y, reduction="sum") + W[:, :-1].square().sum() / (2 * C)
             (gradient,) = torch.autograd.grad(loss, W)
         return loss.item(), gradient.flatten().cpu().numpy()
 
-    result = minimize(
-        value_and_gradient,
-        weights.flatten().cpu().numpy(),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": max_iter, "gtol": gtol, "ftol": ftol, "maxfun": 10 * max_iter},
-    )
-    W = torch.as_tensor(result.x).view(shape).to(x.device)
-    return LogisticModel(W[:, :-1], W[:, -1], int(result.nit), bool(result.success))
+    start = first.flatten().cpu().numpy()
+    result = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
+    W = torch.as_tensor(result.x).view(first.shape).to(x.device)
+    return W[:, :-1], W[:, -1], int(result.nit), bool(result.success)

@@ -7,7 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
@@ -63,6 +63,7 @@ class ClassifierModule(ResumableModule):
 
     tag = "classifier"
     """What the names of its metrics begin with."""
+    protocols: ClassVar[dict[str, Any]] = EVALUATION_PROTOCOLS  # by name
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class ClassifierModule(ResumableModule):
         super().__init__()
         record_options(self)
         check_choice("preprocessing", preprocessing, ("checkpoint", "data"))
-        check_choice("protocol", protocol, sorted(EVALUATION_PROTOCOLS))
+        check_choice("protocol", protocol, sorted(self.protocols))
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if value is not None:
                 check_number(name, value, ">= 0")
@@ -87,7 +88,7 @@ class ClassifierModule(ResumableModule):
                 "an evaluation needs weights: set --model.checkpoint to the file of a pretrained backbone, "
                 "or to 'random' for a random start"
             )
-        self.protocol = EVALUATION_PROTOCOLS[protocol]
+        self.protocol = self.protocols[protocol]
         self.num_classes = num_classes
         # Plain numbers: a checkpoint, which has the optimizer's options, cannot hold one of NumPy.
         self.lr = None if lr is None else float(lr)
@@ -243,6 +244,10 @@ class ClassifierModule(ResumableModule):
                 f"protocol {name} has batch {protocol.batch_size} and {due}; this run has batch {batch} and "
                 f"{length}, so its accuracy does not compare with published ones"
             )
+        self._write_protocol()
+
+    def _write_protocol(self) -> None:
+        """Write to TensorBoard what is run."""
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and self.trainer.is_global_zero:
                 logger.experiment.add_text(f"{self.tag}/protocol", self.described, self.global_step)

@@ -13,7 +13,7 @@ from torch import nn
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.optim import WarmupCosine, WarmupLinear, scale_learning_rate
 
-__all__ = ["EVALUATION_PROTOCOLS", "EvaluationProtocol"]
+__all__ = ["EVALUATION_PROTOCOLS", "LOGISTIC_PROTOCOLS", "EvaluationProtocol", "LogisticProtocol"]
 
 
 @dataclass(frozen=True)
@@ -121,5 +121,54 @@ EVALUATION_PROTOCOLS: dict[str, EvaluationProtocol] = {
         zero_init=False,
         batch_size=512,
         epochs=100,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class LogisticProtocol:
+    """How a logistic regression on frozen features is fitted, and how its penalty is chosen.
+
+    The loss is the sum over the images, and the penalty ``|W|^2 / (2 C)``; see
+    :func:`~mmcl_lightning.metrics.fit_logistic`. A share of the training images is held out, one model after
+    the other is fitted to the rest, each from where the last one ended, and the first with the best accuracy
+    on the held-out ones wins; its C is used for a last fit to all.
+
+    Args:
+        Cs: Inverse strengths of the penalty, in the order of the fits.
+        standardise: Fit on features less their mean, over their standard deviation.
+        max_iter: Most iterations of a fit.
+        gtol: Largest entry of the gradient of the sum at which a fit stops.
+        ftol: Relative decrease of the sum at which it stops.
+        held_out: Share of the training images on which C is chosen.
+    """
+
+    Cs: tuple[float, ...]
+    standardise: bool
+    max_iter: int
+    gtol: float = 1e-4
+    ftol: float = 2.2e-9
+    held_out: float = 0.2
+
+    #: What a classifier needs to know of every protocol: nothing here decays or starts at random.
+    weight_decay = 0.0
+    zero_init = True
+
+    def describe(self) -> str:
+        """Return the fit in words."""
+        of = "standardised h" if self.standardise else "h"
+        end = f"L-BFGS to a gradient of {self.gtol:g} or {self.max_iter} steps"
+        return f"logistic regression on {of}, {end}"
+
+
+LOGISTIC_PROTOCOLS: dict[str, LogisticProtocol] = {
+    # Ours: every fit goes to its optimum, from the strongest penalty on: of equals the strongest wins.
+    "converged": LogisticProtocol(
+        Cs=tuple(10 ** (exponent / 2) for exponent in range(-10, 3)), standardise=True, max_iter=2000
+    ),
+    # Linear transfer of Ericsson et al., CVPR 2021, arXiv:2011.13377: the rule of scikit-learn 0.22, by which
+    # many fits stop at 100 iterations, which acts as a penalty of its own; from the weakest penalty on.
+    "transfer": LogisticProtocol(
+        Cs=tuple(10.0 ** (6 - 11 * step / 44) for step in range(45)), standardise=False, max_iter=100
     ),
 }

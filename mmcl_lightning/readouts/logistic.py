@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 
 from mmcl_lightning._accuracy import TopAccuracy
 from mmcl_lightning._options import check_number
 from mmcl_lightning.errors import ConfigError, DataError
-from mmcl_lightning.features import FeaturePass
 from mmcl_lightning.metrics.logistic import fit_logistic
 from mmcl_lightning.readouts.base import Readout, epochs
 from mmcl_lightning.readouts.reading import Reading
@@ -71,8 +69,8 @@ class LogisticRegression(Readout):
         if bank is None or query is None:
             self.inform_once("there are no labelled images to read, so there is no logistic regression")
             return {}
-        x, y = _labelled(bank, reading.module.device)
-        queries, labels = _labelled(query, reading.module.device)
+        x, y = bank.labelled_rows("h", reading.module.device)
+        queries, labels = query.labelled_rows("h", reading.module.device)
         for name, found in (("bank", y), ("query", labels)):
             if not len(found):
                 raise DataError(f"logistic regression needs labels, and none of the {name} images has one")
@@ -80,11 +78,9 @@ class LogisticRegression(Readout):
         if classes < 2:
             self.inform_once("all labels are of one class, so there is no logistic regression")
             return {}
-        std, mean = torch.std_mean(x, dim=0)
-        scale = torch.where(std > 0, 1 / std, 0.0)
-        model = fit_logistic((x - mean) * scale, y, classes, self.C)
+        model = fit_logistic(x, y, classes, self.C, standardise=True)
         accuracy = TopAccuracy(classes, queries.device)
-        accuracy.update(model.scores((queries - mean) * scale), labels)
+        accuracy.update(model.scores(queries), labels)
         self.protocol_texts["logistic/top1"] = (
             f"logistic regression on standardised h, L2 C={self.C:g}, L-BFGS"
             f"{'' if model.converged else f' stopped after {model.steps} steps'}, {len(x)} clean training "
@@ -113,11 +109,3 @@ class LogisticRegression(Readout):
         if self.top1 is None:
             return []
         return [f"Logistic:     {self.top1:.3f}  ({self.protocol_texts.get('logistic/top1', '')})"]
-
-
-def _labelled(features: FeaturePass, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return h and labels of the labelled rows, all on every process."""
-    rows = features.evenly_spaced(features.features["h"].float(), features.size, device)
-    labels = features.evenly_spaced(features.labels, features.size, device)
-    known = labels >= 0
-    return rows[known], labels[known]

@@ -19,8 +19,11 @@ _TITLES = {
     "linear": "linear",
     "finetune": "fine-tuned",
 }
-#: What the text of a protocol says of one run: which weights it judged, and how long its fit took.
-_OF_A_RUN = re.compile(r", weights .*?(?=, images of |$)| stopped after \d+ steps")
+#: What the text of a protocol says of one run: which weights it judged, and what its fit came to.
+_OF_A_RUN = re.compile(
+    r", weights .*?(?=, images of |$)| stopped after \d+ steps|, chosen C=[^\s,]+"
+    r"|, \d+ of \d+ fits stopped at \d+ steps"
+)
 #: Learning rate and weight decay, which are chosen for each backbone that is judged.
 _CHOSEN = re.compile(r" lr=\S+ wd=[^\s,]+")
 

@@ -70,7 +70,7 @@ def in_sections(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]
     for record in records:
         data = f"{_data_name(record)}, {image_count(record, 'pretrain')} training images"
         batch = (record.config.get("data", {}).get("init_args") or {}).get("batch_size")
-        data += "" if batch is None else f", batch {batch}"
+        data += "" if batch is None or not record.steps else f", batch {batch}"
         found.setdefault((data, record.data.get("held_out", "test")), []).append(record)
     return dict(sorted(found.items(), key=lambda item: item[0][1] == "validation"))
 

@@ -14,6 +14,7 @@ _PRETRAININGS = {"NTXent": "SimCLR"}  # by the method of the record, which is a 
 _EVALUATIONS = {
     "LinearEvaluation": "linear evaluation",
     "FineTune": "fine-tuning",
+    "LogisticEvaluation": "logistic regression",
 }
 _LONGEST = 32  # characters of a value
 

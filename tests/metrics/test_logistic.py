@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import randn
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression as Reference
 
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
-from mmcl_lightning.metrics import LogisticModel, fit_logistic
+from mmcl_lightning.metrics import LogisticModel, fit_logistic, logistic_path
 
 
 def _data(n: int = 120, width: int = 6, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +23,7 @@ def _data(n: int = 120, width: int = 6, classes: int = 4) -> tuple[torch.Tensor,
 def test_equals_scikit_learn(C: float, classes: int) -> None:
     x, y = _data(classes=classes)
     # Of two classes scikit-learn has one vector w; here w1 = -w0 = w / 2, with half the penalty.
-    reference = LogisticRegression(C=2 * C if classes == 2 else C, tol=1e-10, max_iter=10_000)
+    reference = Reference(C=2 * C if classes == 2 else C, tol=1e-10, max_iter=10_000)
     reference.fit(x.numpy(), y.numpy())
     model = fit_logistic(x, y, classes, C, gtol=1e-8, ftol=0, max_iter=5000)
     expected = reference.predict_proba(x.numpy())
@@ -83,3 +83,39 @@ def test_input_is_checked(change: dict[str, Any], error: type[Exception], match:
     x, y = _data()
     with pytest.raises(error, match=match):
         fit_logistic(**({"features": x, "targets": y, "classes": 4} | change))
+
+
+def test_standardised_features_give_a_model_of_the_features_as_they_are() -> None:
+    x, y = _data()
+    x = torch.cat([100 * x + 7, torch.full((len(x), 1), 3.0)], dim=1)  # the last one is constant
+    std, mean = torch.std_mean(x[:, :-1].double(), dim=0)
+    plain = fit_logistic((x[:, :-1] - mean) / std, y, 4, 0.1, gtol=1e-8, ftol=0)
+    model = fit_logistic(x, y, 4, 0.1, standardise=True, gtol=1e-8, ftol=0)
+    torch.testing.assert_close(model.scores(x), plain.scores((x[:, :-1] - mean) / std), rtol=0, atol=1e-5)
+    assert (model.weight[:, -1] == 0).all()
+    again = fit_logistic(x, y, 4, 0.1, start=model, standardise=True, gtol=1e-6)
+    assert again.steps == 0, "a start is of the features as they are, too"
+    assert fit_logistic(x[:1], y[:1], 4, standardise=True).converged, "one row has no deviation"
+
+
+def test_a_path_starts_each_fit_from_the_last_one() -> None:
+    x, y = _data()
+    Cs = [10.0, 1.0, 0.1]
+    found = list(logistic_path(x, y, 4, Cs))
+    assert [C for C, _ in found] == Cs
+    alone = [fit_logistic(x, y, 4, C) for C in Cs]
+    assert [model.steps for _, model in found] != [model.steps for model in alone]
+    third = fit_logistic(x, y, 4, 0.1, start=found[1][1])
+    assert torch.equal(found[2][1].weight, third.weight)
+
+
+def test_the_published_stopping_rule_goes_further_than_scikit_learns_own() -> None:
+    """Which divides by the number of images: its default is another protocol where the penalty is weak."""
+    torch.manual_seed(0)
+    y = torch.arange(300) % 5
+    x = randn(5, 60, seed=4)[y] + 2.5 * randn(300, 60, seed=3)
+    model = fit_logistic(x, y, 5, 1000.0, max_iter=100)
+    default = Reference(C=1000.0, max_iter=100).fit(x.numpy(), y.numpy())
+    assert model.steps > default.n_iter_[0]
+    same = Reference(C=1000.0, max_iter=100, tol=1e-4 / 300).fit(x.numpy(), y.numpy())
+    np.testing.assert_allclose(model.scores(x).softmax(1).numpy(), same.predict_proba(x.numpy()), atol=5e-3)
