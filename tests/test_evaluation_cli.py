@@ -150,7 +150,7 @@ def test_the_quick_judge_on_a_folder(
         "--data.num_workers=0",
         "--data.image_size=16",
     ]
-    small = [*options, "--data.eval_transform=null", "--trainer.accelerator=cpu"]
+    small = [*options, "--trainer.accelerator=cpu"]
     capsys.readouterr()
     with caplog.at_level("INFO"):
         main(["fit", *small, f"--model.checkpoint={pretrained}"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from mmcl_lightning._lightning import callbacks_of
@@ -97,6 +97,26 @@ class LinearEvaluation(ClassifierModule):
         if self._frozen:  # the checkpoint of an earlier part of this run says what it was
             self._check_frozen()
         self._frozen = self._digests()
+        self._warn_of_few_steps()
+
+    def _warn_of_few_steps(self) -> None:
+        """Say so where the accuracy will tell how short the run was, and not what the features are worth."""
+        trainer, fewest = self.trainer, self.protocol.fewest_steps
+        steps, batches = trainer.estimated_stepping_batches, trainer.num_training_batches
+        if steps < fewest:
+            rank_zero_warn(
+                f"this run takes {steps:.0f} optimizer steps, and SGD of fewer than {fewest} ends far from "
+                "its optimum, so that its accuracy tells how short it was: judge small sets by "
+                "folder_logistic.yaml, or set trainer.max_epochs"
+            )
+        parts = trainer.accumulate_grad_batches
+        left = int(batches) % parts if batches < 10 * parts else 0  # else it is one step of more than ten
+        if left:
+            rank_zero_warn(
+                f"an epoch has {batches:.0f} batches, of which trainer.accumulate_grad_batches takes {parts} "
+                f"for a step: the gradient of the last step has {left} of {parts} parts of its size. Set it "
+                f"to a divisor of {batches:.0f}"
+            )
 
     def on_train_end(self) -> None:
         """Check that the backbone is what it was."""

@@ -53,6 +53,7 @@ class LogisticEvaluation(ClassifierModule):
         backbone: As in :class:`ClassifierModule`.
         cifar_stem: As there.
         num_classes: As there.
+        preprocessing: As there.
 
     Logs:
         ``logistic/top1``, ``logistic/top5``, ``logistic/loss`` and ``logistic/mean_per_class``, the mean of
@@ -73,15 +74,16 @@ class LogisticEvaluation(ClassifierModule):
         checkpoint: str | None = None,
         protocol: Literal["converged", "transfer"] = "converged",
         C: float | None = None,
-        backbone: str | nn.Module | None = None,
+        backbone: str | nn.Module | dict[str, Any] | None = None,
         cifar_stem: bool | None = None,
         num_classes: int | None = None,
+        preprocessing: Literal["checkpoint", "data"] = "checkpoint",
     ):
         if importlib.util.find_spec("scipy") is None:
             raise ConfigError('LogisticEvaluation needs SciPy: pip install "mmcl-lightning[evaluate]"')
         if C is not None:
             check_number("C", C, "> 0")
-        super().__init__(checkpoint, protocol, backbone, cifar_stem, num_classes)
+        super().__init__(checkpoint, protocol, backbone, cifar_stem, num_classes, preprocessing)
         if C is not None:
             self.protocol = dataclasses.replace(self.protocol, Cs=(float(C),))
         self.automatic_optimization = False
@@ -130,8 +132,10 @@ class LogisticEvaluation(ClassifierModule):
             self.classifier.weight.copy_(weight)
             self.classifier.bias.copy_(bias)
         text = f"{self.hparams['protocol']}: {self.protocol.describe()}, {words}, frozen backbone"
-        self.protocol_texts[f"{self.tag}/top1"] = text
+        self.protocol_texts[f"{self.tag}/top1"] = text  # the record says with it how images were made
         self.described = f"{text}, weights {self.hparams['checkpoint']}"
+        if self.preprocessing is not None:
+            self.described += f", images of {self.preprocessing['text']}"
         self._write_protocol()
 
     def _features(self) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ class EvaluationProtocol:
         batch_size: Images per step; the data module has to set it.
         epochs: Length, or None where it counts in steps; the trainer has to set it.
         steps: Length in optimizer steps, or None where it counts in epochs.
+        fewest_steps: Steps below which a classifier on frozen features ends far from its optimum.
     """
 
     optimizer: type[torch.optim.Optimizer]
@@ -45,6 +46,7 @@ class EvaluationProtocol:
     batch_size: int
     epochs: int | None = None
     steps: int | None = None
+    fewest_steps: int = 0
 
     def optimize(
         self,
@@ -96,6 +98,8 @@ EVALUATION_PROTOCOLS: dict[str, EvaluationProtocol] = {
         zero_init=True,
         batch_size=4096,
         epochs=100,
+        # On 2,000 images of ten classes 42 steps gave 0.38, 100 0.49, 400 0.58; a logistic regression 0.58.
+        fewest_steps=400,
     ),
     # Transfer by fine-tuning: Ericsson et al., CVPR 2021, arXiv:2011.13377. There lr is chosen on validation
     # images from 0.1, 0.01, 0.001 and 0.0001, weight decay from 0, 1e-6, 1e-5, 1e-4 and 1e-3, each over lr.
@@ -121,6 +125,7 @@ EVALUATION_PROTOCOLS: dict[str, EvaluationProtocol] = {
         zero_init=False,
         batch_size=512,
         epochs=100,
+        fewest_steps=1000,  # the paper's on STL-10; on 400 images 42 gave 0.24, 800 0.42, the optimum 0.43
     ),
 }
 

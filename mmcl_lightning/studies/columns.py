@@ -27,7 +27,7 @@ _OF_A_RUN = re.compile(
 #: Learning rate and weight decay, which are chosen for each backbone that is judged.
 _CHOSEN = re.compile(r" lr=\S+ wd=[^\s,]+")
 
-_IMAGES = ", images by "
+_IMAGES = ", images of "
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _text(record: Record, metric: str) -> str:
     names = (metric, metric.replace("best_top1", "top1").replace("top5", "top1"))
     text = next((record.protocols[name] for name in names if name in record.protocols), "")
     images = record.data.get("prepared")
-    if not text or not isinstance(images, str):
+    if not text or not isinstance(images, str) or _IMAGES in text:  # as an evaluation says it itself
         return text
     return text + _IMAGES + images
 

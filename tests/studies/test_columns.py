@@ -51,7 +51,7 @@ def test_images_prepared_in_another_way_are_another_column(tmp_path: Path) -> No
         data = {**record().data, "prepared": f"Crop(size={crop}, fraction=1), in [0, 1]"}
         record(data=data, seed=crop).write(tmp_path / f"{crop}.json")
     head, row = rows(write_report(tmp_path, tmp_path / "r.md"))
-    assert head[2] == "k-NN top-1 (images by Crop(size=32, fraction=1), in [0, 1])"
+    assert head[2] == "k-NN top-1 (images of Crop(size=32, fraction=1), in [0, 1])"
     assert [cell for cell in row if cell == "0.400"] == ["0.400"] * 2
 
 
