@@ -65,7 +65,7 @@ QUICK = ["fit", "--config=quickstart", *SMALL]
             ["--data.batch_size=null"],
             "batch_size must be at least 2, since a contrast needs two images; got None",
         ),
-        (["--model.backbone=null"], "backbone must be a name, such as 'resnet50', or a module, got None"),
+        (["--model.backbone=null"], "backbone must be a name, a name with options, or a module, got None"),
         (["--trainer.accumulate_grad_batches=0"], "accumulate_grad_batches must be an integer >= 1, got 0"),
         (["--trainer.val_check_interval=100"], "`val_check_interval` (100) must be less than or equal to"),
         (["--trainer.accelerator=gpux"], "invalid accelerator name"),
