@@ -113,9 +113,9 @@ class LinearEvaluation(ClassifierModule):
         left = int(batches) % parts if batches < 10 * parts else 0  # else it is one step of more than ten
         if left:
             rank_zero_warn(
-                f"an epoch has {batches:.0f} batches, of which trainer.accumulate_grad_batches takes {parts} "
-                f"for a step: the gradient of the last step has {left} of {parts} parts of its size. Set it "
-                f"to a divisor of {batches:.0f}"
+                f"an epoch has {batches:.0f} batch{'es' * (batches != 1)}, and "
+                f"trainer.accumulate_grad_batches takes {parts} for a step: the gradient of the last step has {left} of {parts} parts of its "
+                "size. Set it to 1, or to another divisor"
             )
 
     def on_train_end(self) -> None:

@@ -446,7 +446,7 @@ def test_a_prolonged_line_says_that_it_keeps_its_length(weights: str, tmp_path: 
 
 
 def test_too_few_steps_are_said(weights: str, tmp_path: Path) -> None:
-    """On 2,000 images 42 steps gave 0.38 where the optimum has 0.58; accumulated batches make fewer still."""
+    """Accuracies of too few tell how short the run was; accumulated batches make fewer still."""
 
     def said(fewest: int | None = None, **options: Any) -> list[str]:
         module = linear(weights, protocol="imagenet", lr=0.1)
@@ -467,8 +467,8 @@ def test_too_few_steps_are_said(weights: str, tmp_path: Path) -> None:
     few, parts = said(accumulate_grad_batches=2)
     assert few.startswith("this run takes 4 optimizer steps")
     assert parts == (
-        "an epoch has 3 batches, of which trainer.accumulate_grad_batches takes 2 for a step: the gradient "
-        "of the last step has 1 of 2 parts of its size. Set it to a divisor of 3"
+        "an epoch has 3 batches, and trainer.accumulate_grad_batches takes 2 for a step: the gradient of the "
+        "last step has 1 of 2 parts of its size. Set it to 1, or to another divisor"
     )
     assert len(said(accumulate_grad_batches=3)) == 1
     assert EVALUATION_PROTOCOLS["mmcl_small"].fewest_steps == 1000, "those of the paper on STL-10 are enough"
