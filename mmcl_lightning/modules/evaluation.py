@@ -114,8 +114,8 @@ class LinearEvaluation(ClassifierModule):
         if left:
             rank_zero_warn(
                 f"an epoch has {batches:.0f} batch{'es' * (batches != 1)}, and "
-                f"trainer.accumulate_grad_batches takes {parts} for a step: the gradient of the last step has {left} of {parts} parts of its "
-                "size. Set it to 1, or to another divisor"
+                f"trainer.accumulate_grad_batches takes {parts} for a step: the gradient of the last step "
+                f"has {left} of {parts} parts of its size. Set it to 1, or to another divisor"
             )
 
     def on_train_end(self) -> None:

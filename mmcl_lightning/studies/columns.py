@@ -136,5 +136,5 @@ def _difference(protocol: str, alike: Sequence[str]) -> str:
 
 
 def _parts(protocol: str) -> list[str]:
-    text, _, images = protocol.partition(_IMAGES)
-    return text.split(", ") + ([_IMAGES.removeprefix(", ") + images] if images else [])
+    text, *images = re.split(r", (?=images (?:by|of) )", protocol, maxsplit=1)
+    return text.split(", ") + images

@@ -55,6 +55,21 @@ def test_images_prepared_in_another_way_are_another_column(tmp_path: Path) -> No
     assert [cell for cell in row if cell == "0.400"] == ["0.400"] * 2
 
 
+def test_an_evaluation_that_says_how_its_images_were_made_says_it_once(tmp_path: Path) -> None:
+    for size in (32, 64):
+        data = {**record().data, "prepared": f"Crop(size={size})"}
+        images = f"images of {size} x {size} pixels by Crop(size={size}), in [0, 1]"
+        text = f"SGD, frozen, weights a, b.ckpt, {images}"
+        metrics = values(("linear/top1", 0.5))
+        record(data=data, seed=size, protocols={"linear/top1": text}, metrics=metrics).write(
+            tmp_path / f"{size}.json"
+        )
+    text = write_report(tmp_path, tmp_path / "r.md")
+    title = "linear top-1 (images of 32 x 32 pixels by Crop(size=32), in [0, 1])"
+    assert rows(text)[0][2] == title
+    assert f"* {title}: SGD, frozen, images of 32 x 32 pixels by Crop(size=32), in [0, 1].\n" in text
+
+
 def test_a_learning_rate_that_was_chosen_is_no_other_protocol(tmp_path: Path) -> None:
     """Each backbone has its own; which weights were judged is said by the row."""
     for index, lr in enumerate(("0.1", "0.01")):
