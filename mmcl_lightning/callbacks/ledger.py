@@ -41,7 +41,7 @@ class Ledger(Callback):
 
     Reads:
         Everything that is logged; ``protocol_texts`` of module and callbacks that have them; the datamodule's
-        ``fingerprint()``, ``preprocessing()`` and ``folder``.
+        ``fingerprint()``, ``prepared()`` and ``folder``.
 
     Writes:
         ``ledger.json``, on the first process: status ``finished``, ``interrupted``, or ``failed`` and why.
@@ -258,8 +258,8 @@ def _data(trainer: Trainer) -> dict[str, Any]:
     # Without them numbers of other folders or crops would stand below each other in a report.
     if hasattr(datamodule, "folder"):
         found["folder"] = datamodule.folder
-    if hasattr(datamodule, "preprocessing"):
-        found["prepared"] = str(datamodule.preprocessing())
+    if hasattr(datamodule, "prepared"):  # names a user's own transform too, which no checkpoint can hold
+        found["prepared"] = datamodule.prepared()
     return found
 
 

@@ -83,7 +83,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert record.images_per_second is not None
     assert record.images_per_second > 1
     assert record.data["fingerprint"]["pretrain"].startswith("32 images, ")
-    assert record.data["prepared"] == "32 x 32 pixels by EvalTransform(resize=None, crop=None), in [0, 1]"
+    assert record.data["prepared"] == "EvalTransform(resize=None, crop=None), in [0, 1]"
     assert record.protocols["knn/top1"].startswith("k=5 ")
     assert record.config["model"]["init_args"]["solver"]["class_path"].endswith("Exact")
 
