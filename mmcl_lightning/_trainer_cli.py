@@ -20,6 +20,7 @@ from mmcl_lightning._lightning import has_saved
 from mmcl_lightning._messages import class_names
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
+from mmcl_lightning.callbacks.config import SaveConfigAtStart
 from mmcl_lightning.callbacks.monitors import MonitorCheck
 from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
 from mmcl_lightning.errors import ConfigError
@@ -36,6 +37,18 @@ class MMCLCLI(LightningCLI):
     """LightningCLI with recipes by name, plain error messages and a closing summary."""
 
     _saved: dict[str, Any] | None = None  # the checkpoint to resume from, for comparing
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().__init__(*args, **kwargs)
+        except BaseException:
+            for callback in self._config_callbacks():
+                callback.remove_unused()
+            raise
+
+    def _config_callbacks(self) -> list[SaveConfigAtStart]:
+        callbacks = getattr(getattr(self, "trainer", None), "callbacks", [])
+        return [callback for callback in callbacks if isinstance(callback, SaveConfigAtStart)]
 
     @property
     def options(self) -> Any:
@@ -130,6 +143,8 @@ class MMCLCLI(LightningCLI):
         """
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         callbacks.append(MonitorCheck())
+        for callback in self._config_callbacks():
+            callback.watch(self.trainer)
         if "ModelCheckpoint" not in str(self.config.fit.trainer.callbacks):
             for index, callback in enumerate(callbacks):
                 if type(callback) is ModelCheckpoint:  # a subclass is ours, or the user's own
@@ -163,6 +178,7 @@ class MMCLCLI(LightningCLI):
 
     def before_predict(self) -> None:
         """Add the writer of representations, unless the configuration brings one."""
+        self.trainer.loggers = []  # there is nothing to log, and each would make a folder
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, RepresentationWriter) for callback in callbacks):
             callbacks.append(RepresentationWriter())
@@ -214,6 +230,7 @@ def _command_line(kind: type[MMCLCLI], args: list[str] | None, prog: str, run: b
         subclass_mode_data=True,
         seed_everything_default=0,
         auto_configure_optimizers=False,
+        save_config_callback=SaveConfigAtStart,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={"default_root_dir": "runs", "callbacks": [Ledger()]},
         parser_class=RecipeParser,

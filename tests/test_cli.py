@@ -553,6 +553,32 @@ def test_an_error_in_somebodys_code_keeps_its_traceback(
         main([*QUICK, "--trainer.callbacks+=theirs.Opens"])
 
 
+@pytest.mark.parametrize(("hook", "kept"), [("on_train_start", False), ("on_train_batch_end", True)])
+def test_a_run_that_never_trains_leaves_no_folder(
+    hook: str, kept: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / f"fails_{hook}.py").write_text(
+        "from lightning.pytorch import Callback\n"
+        "class Fails(Callback):\n"
+        f"    def {hook}(self, *args):\n"
+        "        raise RuntimeError('no disk')\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(RuntimeError, match="no disk"):
+        main([*QUICK, f"--trainer.callbacks+=fails_{hook}.Fails"])
+    found = {path.name for path in folder.rglob("version_0/*")}
+    assert {"config.yaml", "ledger.json", "checkpoints"} <= found if kept else found == set()
+    assert len(list(folder.rglob("version_*"))) == kept
+
+
+def test_predict_and_validate_write_no_configuration(folder: Path) -> None:
+    main(["predict", *QUICK[1:]])
+    assert (folder / "runs" / "representations.npz").is_file()
+    assert not list(folder.rglob("version_*"))
+    main(["validate", *QUICK[1:]])
+    assert not list(folder.rglob("config.yaml"))
+
+
 def test_our_warnings_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     filter_warnings()

@@ -57,6 +57,7 @@ class Ledger(Callback):
         self._recorder.metrics = {}
         self._before = 0.0  # seconds of the sessions before this one
         self._start: float | None = None
+        self._stepped = False  # whether this session began a step
         self._started = ""
         self._commit = ""
         self._path: Path | None = None
@@ -76,10 +77,15 @@ class Ledger(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
+        self._stepped = False
         if trainer.is_global_zero:  # now: it may change while this runs, and asking may fail in the end
             self._commit = ledger.commit()
         self._start = time.monotonic()
         self._started = self._started or datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Note that there is something to record."""
+        self._stepped = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the record of a run that came to its end."""
@@ -87,7 +93,7 @@ class Ledger(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Write the record of a run that broke off, once it had started to train."""
-        if self._start is not None:
+        if self._stepped:
             broken = isinstance(exception, (KeyboardInterrupt, SIGTERMException))
             reason = str(exception).strip().split("\n")[0] or type(exception).__name__
             self._write(trainer, pl_module, "interrupted" if broken else f"failed: {reason}")
