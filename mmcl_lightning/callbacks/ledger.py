@@ -201,7 +201,11 @@ class _Recorder(Logger):
         assert self.trainer is not None
         steps = self.trainer.global_step
         batches = self.trainer.num_training_batches / max(1, self.trainer.accumulate_grad_batches)
-        epochs = steps / batches if batches and batches != float("inf") else 0.0
+        if not batches or batches == float("inf"):  # of a loader without a length: epochs that are done
+            progress: Any = self.trainer.fit_loop.epoch_progress
+            epochs = float(progress.total.processed)
+        else:
+            epochs = steps / batches
         return [round(epochs, 3), steps, round(self.owner.seconds, 2), _short(value)]
 
 
