@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mmcl_lightning.errors import ConfigError
 
 __all__ = ["newest_checkpoint", "newest_in", "read_checkpoint", "read_file", "runs_folder"]
@@ -35,6 +33,8 @@ def read_file(path: str | Path, what: str) -> Any:
     Raises:
         ConfigError: If it is missing, or damaged, or holds other objects.
     """
+    import torch  # seconds, of which a command that only looks for a file has no need
+
     if not Path(path).is_file():
         raise ConfigError(f"there is no checkpoint {path}: give the path of an existing file")
     try:

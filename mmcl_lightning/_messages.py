@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import inspect
 import logging
+import math
 import os
 import re
 import sys
 import sysconfig
 import traceback
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
-
-import lightning
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from mmcl_lightning.errors import MMCLError
 
-__all__ = ["class_names", "filter_warnings", "main_message", "plain_message"]
+__all__ = ["class_names", "filter_warnings", "main_message", "plain_message", "unknown_arguments"]
 
 #: Lines of jsonargparse's messages that repeat types and values, or are true of every option.
 _NOISE = (
@@ -31,8 +31,14 @@ _NOISE = (
 )
 
 #: Kinds of errors that are about what Lightning was given, where Lightning itself raises them.
-_COMPLAINTS = (MisconfigurationException, ValueError, TypeError, RuntimeError, OSError, ImportError)
-_LIGHTNING = str(Path(lightning.__file__).parent)
+_COMPLAINTS = {
+    "MisconfigurationException",
+    "ValueError",
+    "TypeError",
+    "RuntimeError",
+    "OSError",
+    "ImportError",
+}
 
 #: Where code lies that is not somebody's own: this package, installed ones, Python's library.
 _PATHS = sysconfig.get_paths()
@@ -82,9 +88,14 @@ def _unknown_option(match: re.Match[str]) -> str:
 
 def main_message(message: str) -> str:
     """Reduce a nested message of jsonargparse to ``key.of.the.option: what is wrong``."""
-    keys, lines = [], []
+    keys, lines, depth = [], [], math.inf
     for line in message.splitlines():
         text = line.strip().removeprefix("- ")
+        indent = len(line) - len(line.lstrip())
+        if line.strip().startswith("- ") and indent <= depth < math.inf:
+            break  # what else the option takes, where a class was named
+        if line.strip().startswith("- Problem with given class_path"):
+            depth = indent
         if key := re.fullmatch(r'Parser key "(.+)":', text):
             keys.append(key[1])
         elif text and not text.startswith(_NOISE):
@@ -121,14 +132,68 @@ def plain_message(error: BaseException) -> str | None:
             # From a worker of a loader the text is the worker's whole traceback, the message last.
             return text.rpartition(f"{type(cause).__name__}: ")[2].strip() if "\nTraceback" in text else text
         cause = cause.__cause__
-    places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    chain = _chain(error)
+    places = [frame.filename for part in chain for frame in traceback.extract_tb(part.__traceback__)]
     if not all(place.startswith(_KNOWN) for place in places):
         return None  # somebody's own code is involved, and has to be found
+    if chain[1:] and str(error).startswith(("Does not validate", "Problem with given class_path")):
+        return f"{_option(error)}{' '.join(str(chain[-1]).split())}"  # a constructor that jsonargparse called
+    places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
-    if isinstance(error, _COMPLAINTS) and places[-1].startswith(_LIGHTNING):  # a check of what it was given
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & _COMPLAINTS and places[-1].startswith(_folder("lightning")):  # a check of what it was given
         return " ".join(str(error).split())
     return None
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return an error and those that led to it, the first one last."""
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(before)
+    return chain
+
+
+def _option(error: BaseException) -> str:
+    """Name the option whose object could not be built, and the object's class."""
+    frames = [frame for part in _chain(error) for frame, _ in traceback.walk_tb(part.__traceback__)]
+    options = [frame.f_locals["component"] for frame in frames if "component" in frame.f_locals]
+    names = [option.dest for option in options if isinstance(getattr(option, "dest", None), str)]
+    built = [frame.f_locals["self"] for frame in frames if frame.f_code.co_name == "__init__"]
+    first = [f"{type(part).__name__}: " for part in built if not type(part).__name__.endswith("CLI")]
+    return "".join([*(f"{name}: " for name in names[-1:]), *first[:1]])
+
+
+def unknown_arguments(message: str, known: Iterable[str]) -> str:
+    """Add to a message about arguments that nobody takes what was probably meant.
+
+    Args:
+        message: The message of the parser.
+        known: All options, such as ``--trainer.max_epochs``.
+    """
+    parts = [option.removeprefix("--").split(".") for option in known]
+    for argument in re.findall(r"--([\w.]+)", message):
+        wanted = argument.split(".")
+        for depth in range(1, len(wanted) + 1):
+            beside = {
+                part[depth - 1]
+                for part in parts
+                if part[: depth - 1] == wanted[: depth - 1] and part[depth - 1 :]
+            }
+            if beside and wanted[depth - 1] not in beside:
+                near = difflib.get_close_matches(wanted[depth - 1], beside, n=1)
+                meant = ".".join([*wanted[: depth - 1], *near, *wanted[depth:]])
+                return f"{message}; did you mean --{meant}?" if near else message
+    return message
+
+
+def _folder(package: str) -> str:
+    """Return where a package lies, without importing it."""
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    assert found.origin is not None
+    return str(Path(found.origin).parent)
 
 
 def filter_warnings() -> None:

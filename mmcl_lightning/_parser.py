@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
+from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 from lightning.pytorch.cli import LightningArgumentParser
 
-from mmcl_lightning._messages import main_message
-from mmcl_lightning.recipes import RecipeFile
+from mmcl_lightning._messages import main_message, unknown_arguments
+from mmcl_lightning.recipes import find_recipe, layers, read_recipe
 
-__all__ = ["RecipeParser"]
+__all__ = ["RecipeFile", "RecipeParser"]
+
+
+class RecipeFile(ActionConfigFile):
+    """``--config`` that takes a path or the name of a shipped recipe.
+
+    A file with ``base: OTHER`` is laid over that other recipe, and so says only what differs from it. The
+    other is looked for beside the file first, so that a shipped recipe always has a shipped one below it.
+    """
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Find the file, read what it is laid over, then read it as usual."""
+        if not isinstance(values, str):
+            super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
+            return
+        path = find_recipe(values)
+        for part in layers(path):
+            content = {name: value for name, value in read_recipe(part).items() if name != "base"}
+            text = yaml.safe_dump(content, sort_keys=False) if "base" in read_recipe(part) else part
+            super().__call__(parser, cfg, text, option_string)  # type: ignore[no-untyped-call]
+            if text != part:  # a text has no path; the checkpoint of a run is looked for beside its file
+                cfg[self.dest][-1] = Path(part)
 
 
 class RecipeParser(LightningArgumentParser):
@@ -26,4 +50,8 @@ class RecipeParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with the part of the message that says what is wrong."""
-        super().error(main_message(message) if self.exit_on_error else message, ex)
+        if self.exit_on_error:
+            message = main_message(message)
+            if message.lower().startswith("unrecognized arguments"):
+                message = unknown_arguments(message, self._option_string_actions)
+        super().error(message, ex)

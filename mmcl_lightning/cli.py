@@ -1,203 +1,55 @@
-"""The command line: LightningCLI around our modules and datamodules.
+"""The command line.
 
 ``python cli.py fit --config quickstart.yaml``, ``mmcl fit ...`` and ``python -m mmcl_lightning fit ...`` are
 the same. A recipe is found by its bare name; a YAML file can name any class by its ``class_path``, and so
 can run code: use only configurations you trust.
+
+torch and Lightning take seconds to import, so each command imports what it needs when it runs.
 """
 
 from __future__ import annotations
 
-import inspect
-import shlex
+import argparse
+import difflib
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, TQDMProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.model_helpers import is_overridden
-
-from mmcl_lightning._checkpoints import newest_in, read_checkpoint, runs_folder
-from mmcl_lightning._embed import embed
-from mmcl_lightning._lightning import has_saved
-from mmcl_lightning._messages import class_names, filter_warnings, plain_message
-from mmcl_lightning._parser import RecipeParser
-from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
-from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
-from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.modules.export import export
-from mmcl_lightning.negatives.command import draw_negatives
-from mmcl_lightning.neighbours.command import neighbours
+from mmcl_lightning import __version__
+from mmcl_lightning._messages import filter_warnings, plain_message
 from mmcl_lightning.recipes import recipe_names
 from mmcl_lightning.studies import command
 
-__all__ = ["MMCLCLI", "main"]
+__all__ = ["main"]
 
 
-#: Options of the optimizer, with others of which a run is not resumed at all.
-_REFUSED = ("lr", "lr_scaling", "lr_schedule", "optimizer", "warmup", "weight_decay")
-
-_DESCRIPTION = "Max-margin contrastive pretraining: train, judge and look at it, from YAML recipes."
-
-
-class MMCLCLI(LightningCLI):
-    """LightningCLI with recipes by name, plain error messages and a closing summary."""
-
-    _saved: dict[str, Any] | None = None  # the checkpoint to resume from, for comparing
-
-    @property
-    def options(self) -> Any:
-        """What a configuration and the command line say, of the command if there are several."""
-        name = self.config.get("subcommand")
-        return self.config[name] if name else self.config
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the readouts, so that a configuration and the command line reach each by its name."""
-        parser.add_lightning_class_args(Readouts, "readouts")
-
-    def _parse_ckpt_path(self) -> None:
-        # Lightning would silently let the checkpoint's model options win over the configuration and the
-        # command line. Here the configuration wins, and differences are said once the model is there.
-        path = self._ckpt_path()
-        if path is not None and Path(path).is_dir():  # of a run
-            self.options["ckpt_path"] = path = newest_in(Path(path))
-        if path == "last":  # Lightning would look in the new run's own, empty folder
-            self.options["ckpt_path"] = path = self._newest_checkpoint()
-        options = self.options.model.get("init_args") or {}
-        whole = str(self.options.model.get("class_path")).endswith(".PretrainedBackbone")  # with all weights
-        if path is None and self.config.get("subcommand") != "fit" and not whole:
-            what = "the classifier has" if options.get("checkpoint") else "these are"
-            print(f"warning: no --ckpt_path, so {what} random weights", file=sys.stderr)
-        if path is None or path in ("best", "hpc") or path.startswith("registry") or "://" in path:
-            return
-        self._saved = read_checkpoint(path)
-        if "checkpoint" in options:  # an evaluation, whose own checkpoint has the backbone that it judges
-            origin = self._saved["hyper_parameters"].get("checkpoint")
-            if options["checkpoint"] not in (None, origin, path):
-                raise ConfigError(
-                    f"{path} judges {origin}, not {options['checkpoint']}: leave model.checkpoint out"
-                )
-            options["checkpoint"] = path
-
-    def _newest_checkpoint(self) -> str:
-        """Path of the checkpoint written last: by the run whose config.yaml is given, else by any run."""
-        options = self.options
-        own = [Path(str(path)).parent for path in options.get("config") or []]
-        folder = next((run for run in own if (run / "checkpoints").is_dir()), runs_folder(options.trainer))
-        return newest_in(folder)
-
-    def _ckpt_path(self) -> str | None:
-        path = self.options.get("ckpt_path")
-        return None if path is None else str(path)
-
-    def before_instantiate_classes(self) -> None:
-        """Refuse what Lightning would divide by."""
-        batches = self.options.trainer.accumulate_grad_batches
-        if batches < 1:
-            raise ConfigError(f"trainer.accumulate_grad_batches must be an integer >= 1, got {batches}")
-
-    def instantiate_trainer(self, **kwargs: Any) -> Any:
-        """Build the trainer, with our progress bar in place of Lightning's, or lines without a terminal."""
-        trainer: Any = super().instantiate_trainer(**kwargs)
-        callbacks: list[Any] = trainer.callbacks
-        for index, callback in enumerate(callbacks):
-            if type(callback) in (RichProgressBar, TQDMProgressBar):  # a subclass is the user's own
-                callbacks[index] = progress_bar()
-        bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-        if self.subcommand == "fit" and not (bar and sys.stderr.isatty()):
-            callbacks.append(EpochLines())
-        return trainer
-
-    def after_instantiate_classes(self) -> None:
-        """Say where a checkpoint that is about to be resumed differs from the configuration."""
-        path = self._ckpt_path()
-        if self._saved is None:
-            return
-        self.model.on_load_checkpoint(self._saved)  # may make parts of the sizes that the checkpoint has
-        saved, weights = self._saved["hyper_parameters"], self._saved["state_dict"]
-        own = self.model.state_dict()
-        differing = sorted(
-            key for key in weights.keys() | own.keys()
-            if key not in own or key not in weights or own[key].shape != weights[key].shape
-        )  # fmt: skip
-        if differing:
-            raise ConfigError(
-                f"{path} does not fit this model: {len(differing)} weights differ in name or shape, "
-                f"the first being {differing[0]}; use the configuration that the checkpoint was trained with"
-            )
-        for name, value in self.model.hparams.items():
-            named = not name.startswith("_") and name in saved
-            if named and name not in _REFUSED and saved[name] != value:
-                differs = f"checkpoint {path}: {saved[name]}; configuration: {value}, which is used"
-                print(f"model.{name}: {differs}", file=sys.stderr)
-
-    def before_fit(self) -> None:
-        """Replace Lightning's own checkpoint where a list of callbacks has taken away the recipe's.
-
-        Lightning's would save at the end of validations alone, perhaps never, and nothing on Ctrl-C.
-        """
-        if "ModelCheckpoint" not in str(self.config.fit.trainer.callbacks):
-            callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-            for index, callback in enumerate(callbacks):
-                if type(callback) is ModelCheckpoint:  # a subclass is ours, or the user's own
-                    callbacks[index] = ResumableCheckpoint()
-
-    def after_fit(self) -> None:
-        """Print where things lie and how to look at them."""
-        if not self.trainer.is_global_zero:
-            return
-        epochs = self.trainer.current_epoch
-        print(f"\nTrained {epochs} epoch{'s' * (epochs != 1)}, {self.trainer.global_step} steps.")
-        for part in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
-            print("".join(f"{line}\n" for line in getattr(part, "summary", list)()), end="")
-        saved: Any = self.trainer.checkpoint_callback
-        checkpoint = getattr(saved, "last_model_path", "") or getattr(saved, "best_model_path", "")
-        if not has_saved(saved):  # nothing was left to train
-            checkpoint = self._ckpt_path() or checkpoint
-        print(f"Checkpoint:   {_short(checkpoint) if checkpoint else 'none was saved'}")
-        for logger in self.trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                print(f"TensorBoard:  {_short(logger.log_dir)}")
-                print(f"Open it with: tensorboard --logdir {shlex.quote(_short(logger.root_dir))}")
-
-    def before_test(self) -> None:
-        """Say what to use instead where a module has no test, as pretraining has none."""
-        if not is_overridden("test_step", self.model, LightningModule):
-            raise ConfigError(
-                f"{type(self.model).__name__} has no test: `validate` gives val/loss and the k-NN readout on "
-                "the test images, `predict` writes their representations"
-            )
-
-    def before_predict(self) -> None:
-        """Add the writer of representations, unless the configuration brings one."""
-        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, RepresentationWriter) for callback in callbacks):
-            callbacks.append(RepresentationWriter())
-
-
-class NegativesCLI(MMCLCLI):
-    """The command ``negatives``: module and data of a configuration as every command has them, and no run."""
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the options of the picture."""
-        super().add_arguments_to_parser(parser)
-        parser.add_function_arguments(draw_negatives, skip={"trainer", "model", "datamodule"})
-
-
-def negatives(arguments: list[str]) -> None:
-    """Draw which negatives count, and write them down.
+def export(arguments: list[str]) -> None:
+    """Run ``mmcl export``.
 
     Args:
-        arguments: Arguments after the command's name.
+        arguments: What stands after ``export`` on the command line.
     """
-    cli = _command_line(NegativesCLI, arguments, "mmcl negatives", run=False)
-    names = [name for name in inspect.signature(draw_negatives).parameters if name in cli.options]
-    given = {name: cli.options[name] for name in names if name not in ("trainer", "model")}
-    draw_negatives(cli.trainer, cli.model, cli.datamodule, **given)
+    parser = argparse.ArgumentParser(
+        prog="mmcl export",
+        description="Write the backbone's weights of a checkpoint alone, under torchvision's key names.",
+    )
+    parser.add_argument("--checkpoint", required=True, metavar="PATH", help="checkpoint of a run")
+    parser.add_argument("--out", default="backbone.pt", metavar="PATH", help="file to write (backbone.pt)")
+    options = parser.parse_args(arguments)
+    from mmcl_lightning.modules.export import export_backbone
+
+    print(export_backbone(options.checkpoint, options.out))
+
+
+def _later(module: str, name: str) -> Callable[[list[str]], None]:
+    """Return a command that is imported when it runs."""
+
+    def run(arguments: list[str]) -> None:
+        getattr(importlib.import_module(f"mmcl_lightning.{module}"), name)(arguments)
+
+    return run
 
 
 class Tool(NamedTuple):
@@ -208,12 +60,22 @@ class Tool(NamedTuple):
     purpose: str
 
 
-#: All of them, by name. The others are LightningCLI's, which are methods of the trainer.
+#: The methods of the trainer.
+COMMANDS = {
+    "fit": "train, from a recipe and options that differ from it",
+    "validate": "loss and readouts of a checkpoint on held-out images",
+    "test": "accuracy of an evaluation's checkpoint",
+    "predict": "write the representations of images",
+}
+#: All others.
 TOOLS = {
-    "embed": Tool(embed, "write the representations of a folder of images"),
+    "embed": Tool(_later("_embed", "embed"), "write the representations of a folder of images"),
     "export": Tool(export, "write a backbone's weights alone"),
-    "negatives": Tool(negatives, "draw which negatives count"),
-    "neighbours": Tool(neighbours, "find images that a network takes for alike, and near duplicates"),
+    "negatives": Tool(_later("_trainer_cli", "negatives"), "draw which negatives count"),
+    "neighbours": Tool(
+        _later("neighbours.command", "neighbours"),
+        "find images that a network takes for alike, and near duplicates",
+    ),
     "report": Tool(command.report, "tables and plots of runs"),
     "sweep": Tool(command.sweep, "run a study"),
 }
@@ -227,19 +89,14 @@ def main(args: list[str] | None = None) -> None:
 
     Raises:
         SystemExit: With code 1 after an error of this package, whose message is all that is printed;
-            with code 2 after a wrong argument, 130 after Ctrl-C, 143 after SIGTERM.
+            with code 2 after a wrong argument or none, 130 after Ctrl-C, 143 after SIGTERM.
     """
     filter_warnings()
     given = sys.argv[1:] if args is None else args
     if str(Path.cwd()) not in sys.path:  # a class of the user's own may lie beside the configuration
         sys.path.append(str(Path.cwd()))
     try:
-        if given and given[0] in TOOLS:
-            TOOLS[given[0]].run(given[1:])
-            return
-        _command_line(MMCLCLI, args, "mmcl")
-    except SIGTERMException as stop:
-        raise SystemExit(stop.code or 143) from None  # Lightning's own has no code, which means success
+        _run(given)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:  # as of `mmcl report runs | head`
@@ -257,40 +114,41 @@ def main(args: list[str] | None = None) -> None:
         raise SystemExit(1) from error
 
 
-def _command_line(kind: type[MMCLCLI], args: list[str] | None, prog: str, run: bool = True) -> MMCLCLI:
-    """Read a configuration and the command line, and run what they ask for."""
-    class_names()  # imports our classes, which are found by their bare names from then on
-    return kind(
-        LightningModule,
-        LightningDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        seed_everything_default=0,
-        auto_configure_optimizers=False,
-        save_config_kwargs={"overwrite": True},
-        trainer_defaults={"default_root_dir": "runs", "callbacks": [Ledger()]},
-        parser_class=RecipeParser,
-        parser_kwargs={"prog": prog, "description": _DESCRIPTION, "epilog": _epilog()},
-        args=args,
-        run=run,
-    )
+def _run(given: list[str]) -> None:
+    """Run what the arguments name."""
+    if not given or given[0] in ("-h", "--help"):
+        print(_overview(), file=sys.stdout if given else sys.stderr)
+        raise SystemExit(0 if given else 2)
+    if given[0] == "--version":
+        print(f"mmcl {__version__}")
+    elif given[0] in TOOLS:
+        TOOLS[given[0]].run(given[1:])
+    elif given[0] in COMMANDS or given[0].startswith("-"):
+        from mmcl_lightning import _trainer_cli
+
+        _trainer_cli.train(given)
+    else:
+        near = difflib.get_close_matches(given[0], [*COMMANDS, *TOOLS], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ": see mmcl --help"
+        print(f"error: there is no command {given[0]!r}{hint}", file=sys.stderr)
+        raise SystemExit(2)
 
 
-def _epilog() -> str:
-    """What the help of the options, which is made from the trainer's commands, does not know of."""
-    tools = "; ".join(f"{name}: {tool.purpose}" for name, tool in TOOLS.items())
+def _overview() -> str:
+    """What there is, for somebody who sees it for the first time."""
+    commands = {**COMMANDS, **{name: tool.purpose for name, tool in TOOLS.items()}}
     recipes = ", ".join(name.removesuffix(".yaml") for name in recipe_names())
-    return (
-        f"Commands with options of their own (see mmcl NAME --help): {tools}. "
-        f"Recipes for --config: {recipes}. "
-        "A folder of your own, --data.root of folder_*, holds train/CLASS/... and test/CLASS/..., or "
-        "CLASS/..., or images alone; labels may stand in a CSV file, --data.labels."
+    return "\n".join(
+        [
+            "Max-margin contrastive pretraining: train, judge and look at it, from YAML recipes.",
+            "",
+            "usage: mmcl COMMAND [options], such as mmcl fit --config quickstart",
+            "",
+            *(f"  {name:<11}{purpose}" for name, purpose in commands.items()),
+            "",
+            "mmcl COMMAND --help lists its options; mmcl --version says which version this is.",
+            f"Recipes for --config: {recipes}.",
+            "A folder of your own, --data.root of folder_*, holds train/CLASS/... and test/CLASS/..., or "
+            "CLASS/..., or images alone; labels may stand in a CSV file, --data.labels.",
+        ]
     )
-
-
-def _short(path: str) -> str:
-    """Path relative to the current folder where it lies below it."""
-    try:
-        return str(Path(path).resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return path

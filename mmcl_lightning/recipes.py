@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["RecipeFile", "find_recipe", "layers", "recipe_folder", "recipe_names"]
+__all__ = ["find_recipe", "layers", "read_recipe", "recipe_folder", "recipe_names"]
 
 
 def recipe_folder() -> Path:
@@ -61,27 +60,6 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-class RecipeFile(ActionConfigFile):
-    """``--config`` that takes a path or the name of a shipped recipe.
-
-    A file with ``base: OTHER`` is laid over that other recipe, and so says only what differs from it. The
-    other is looked for beside the file first, so that a shipped recipe always has a shipped one below it.
-    """
-
-    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        """Find the file, read what it is laid over, then read it as usual."""
-        if not isinstance(values, str):
-            super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
-            return
-        path = find_recipe(values)
-        for part in layers(path):
-            content = {name: value for name, value in _read(part).items() if name != "base"}
-            text = yaml.safe_dump(content, sort_keys=False) if "base" in _read(part) else part
-            super().__call__(parser, cfg, text, option_string)  # type: ignore[no-untyped-call]
-            if text != part:  # a text has no path; the checkpoint of a run is looked for beside its file
-                cfg[self.dest][-1] = Path(part)
-
-
 def layers(name: str) -> list[str]:
     """Return the files of a recipe, the one that the others are laid over first.
 
@@ -97,7 +75,7 @@ def layers(name: str) -> list[str]:
         if path in found:
             raise ConfigError(f"{path} is laid over itself: {' -> '.join([*reversed(found), path])}")
         found.insert(0, path)
-        base = _read(path).get("base")
+        base = read_recipe(path).get("base")
         if base is None:
             return found
         if not isinstance(base, str):
@@ -106,7 +84,7 @@ def layers(name: str) -> list[str]:
         name = next((str(file) for file in beside if _is_file(file)), base)
 
 
-def _read(path: str) -> dict[str, Any]:
+def read_recipe(path: str) -> dict[str, Any]:
     """Return the options in a file; say of one that holds none what it is instead."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))

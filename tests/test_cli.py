@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from jsonargparse import ArgumentParser
 from PIL import Image
 from test_recipes import SMALL
 
-from mmcl_lightning import _messages, losses
+from mmcl_lightning import __version__, _messages, losses
 from mmcl_lightning._messages import filter_warnings
 from mmcl_lightning.callbacks import Readouts
 from mmcl_lightning.cli import main
@@ -53,6 +54,7 @@ def complaint(args: list[str], capsys: pytest.CaptureFixture[str], code: int) ->
 
 
 QUICK = ["fit", "--config=quickstart", *SMALL]
+STOP = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=knn/top11"]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,16 @@ QUICK = ["fit", "--config=quickstart", *SMALL]
         ),
         (["--trainer.max_epochs=-1"], "needs an end: set trainer.max_epochs or max_steps"),
         (["--ckpt_path=nowhere.ckpt"], "there is no checkpoint nowhere.ckpt"),
+        (
+            [*STOP, "--trainer.callbacks.mode=up"],
+            "trainer.callbacks: EarlyStopping: `mode` can be min, max, got up",
+        ),
+        pytest.param(
+            ["--trainer.logger=CometLogger"],
+            "trainer.logger: CometLogger: Requirement 'comet-ml",
+            marks=pytest.mark.skipif(find_spec("comet_ml") is not None, reason="it is installed"),
+        ),
+        (["--trainer.profiler=fast"], "`profiler` parameter of `Trainer`, it can only be one of"),
         (["--config=stl11_mmcl"], "did you mean stl10_mmcl.yaml? Recipes: cifar100_"),
     ],
 )
@@ -111,7 +123,14 @@ def test_an_option_that_cannot_work(
         (["--model.negatives=three"], "Expected 'both' or 'one'. Got value: three"),
         (["--model.solvr=Exact"], "Option 'solvr' is not accepted; did you mean 'solver'?"),
         (["--model.bakbone=conv4"], "Option 'bakbone' is not accepted; did you mean 'backbone'?"),
-        (["--trainer.max_epochz=1"], "max_epochz"),
+        (["--trainer.max_epochz=1"], "--trainer.max_epochz=1; did you mean --trainer.max_epochs?"),
+        (["--readouts.knnn.k=5"], "--readouts.knnn.k=5; did you mean --readouts.knn.k?"),
+        (["--readout.knn.k=5"], "--readout.knn.k=5; did you mean --readouts.knn.k?"),
+        (
+            [*STOP, "--trainer.callbacks.patiense=3"],
+            "Option 'patiense' is not accepted; did you mean 'patience'?",
+        ),
+        (STOP[:1], "callbacks.EarlyStopping: the following arguments are required: monitor"),
         (["--trainer.max_epochs=many"], "max_epochs"),
     ],
 )
@@ -122,8 +141,11 @@ def test_an_option_that_does_not_exist(
 
 
 def test_no_or_a_wrong_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "fit,validate,test,predict" in complaint([], capsys, code=2)
-    assert "invalid choice: 'train'" in complaint(["train"], capsys, code=2)
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "usage: mmcl COMMAND" in capsys.readouterr().err
+    assert complaint(["train"], capsys, code=2) == "error: there is no command 'train': see mmcl --help"
+    assert "did you mean validate?" in complaint(["valdate"], capsys, code=2)
     assert "required: fit.data, fit.model" in complaint(["fit"], capsys, code=2)
 
 
@@ -455,10 +477,37 @@ def test_help_knows_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("usage: mmcl ")
-    for command in ("fit", "validate", "test", "predict", "negatives", "export:", "report:", "sweep:"):
+    assert "usage: mmcl COMMAND" in said
+    for command in ("fit", "validate", "test", "predict", "negatives", "export", "report", "sweep"):
         assert f" {command} " in said
     assert "quickstart" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--help"], 0, "usage: mmcl COMMAND"),
+        (["--version"], 0, f"mmcl {__version__}"),
+        ([], 2, "usage: mmcl COMMAND"),
+        (["export", "--help"], 0, "--checkpoint PATH"),
+        (["report", "--help"], 0, "--reference METHOD"),
+        (["sweep", "--help"], 0, "--parallel N"),
+        (["sweep", "nothing"], 1, "no configuration 'nothing'"),
+    ],
+)
+def test_what_needs_no_torch_imports_none(arguments: list[str], code: int, said: str) -> None:
+    check = (
+        "import sys\n"
+        "from mmcl_lightning.cli import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "finally:\n"
+        "    found = {'torch', 'lightning', 'numpy', 'jsonargparse'} & sys.modules.keys()\n"
+        "    assert not found, found\n"
+    )
+    done = subprocess.run([sys.executable, "-c", check, *arguments], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert said in done.stdout + done.stderr
 
 
 def test_a_class_of_another_kind_is_not_proposed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -485,6 +534,11 @@ def test_ctrl_c_before_the_first_step(place: str, monkeypatch: pytest.MonkeyPatc
     assert not list(folder.rglob("*.ckpt"))
 
 
+def test_a_metric_to_monitor_that_nobody_logs_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(UserWarning, match="EarlyStopping monitors knn/top11, which .* did you mean knn/top1?"):
+        main([*QUICK, *STOP, "--trainer.limit_val_batches=0"])
+
+
 def test_an_error_in_somebodys_code_keeps_its_traceback(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -497,6 +551,32 @@ def test_an_error_in_somebodys_code_keeps_its_traceback(
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(FileNotFoundError, match=r"nowhere.txt"):
         main([*QUICK, "--trainer.callbacks+=theirs.Opens"])
+
+
+@pytest.mark.parametrize(("hook", "kept"), [("on_train_start", False), ("on_train_batch_end", True)])
+def test_a_run_that_never_trains_leaves_no_folder(
+    hook: str, kept: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / f"fails_{hook}.py").write_text(
+        "from lightning.pytorch import Callback\n"
+        "class Fails(Callback):\n"
+        f"    def {hook}(self, *args):\n"
+        "        raise RuntimeError('no disk')\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(RuntimeError, match="no disk"):
+        main([*QUICK, f"--trainer.callbacks+=fails_{hook}.Fails"])
+    found = {path.name for path in folder.rglob("version_0/*")}
+    assert {"config.yaml", "ledger.json", "checkpoints"} <= found if kept else found == set()
+    assert len(list(folder.rglob("version_*"))) == kept
+
+
+def test_predict_and_validate_write_no_configuration(folder: Path) -> None:
+    main(["predict", *QUICK[1:]])
+    assert (folder / "runs" / "representations.npz").is_file()
+    assert not list(folder.rglob("version_*"))
+    main(["validate", *QUICK[1:]])
+    assert not list(folder.rglob("config.yaml"))
 
 
 def test_our_warnings_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:

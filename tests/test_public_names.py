@@ -18,7 +18,7 @@ PUBLIC = {
     "names_of split views_of",
     "callbacks": "Ledger OnlineKNN Readouts RepresentationWriter ResumableCheckpoint SVMSolverCallback "
     "Throughput",
-    "cli": "MMCLCLI main",
+    "cli": "main",
     "datamodules": "CIFAR100DataModule CIFAR10DataModule ImageFolderDataModule SSLDataModule STL10DataModule "
     "ShapesDataModule Splits",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
@@ -41,7 +41,7 @@ PUBLIC = {
     "optim": "LARS WarmupConstant WarmupCosine WarmupLinear parameter_groups scale_learning_rate",
     "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout "
     "SupportVectorGrid",
-    "recipes": "RecipeFile find_recipe layers recipe_folder recipe_names",
+    "recipes": "find_recipe layers read_recipe recipe_folder recipe_names",
     "studies": "Study Sweep Variant write_report",
     "svm": "Exact Factorisation Inverse MaxMarginDual ProjectedGradient Solution Solver Status "
     "max_margin_dual",
@@ -50,7 +50,7 @@ PUBLIC = {
     "SimCLRTransform",
 }
 #: Whose arguments are said elsewhere, or are those of a base class.
-ELSEWHERE = {"MMCLCLI", "RecipeFile", "knn_predict", "squared_distances"}
+ELSEWHERE = {"read_recipe", "knn_predict", "squared_distances"}
 
 
 def module(name: str) -> Any:

@@ -57,6 +57,7 @@ class Ledger(Callback):
         self._recorder.metrics = {}
         self._before = 0.0  # seconds of the sessions before this one
         self._start: float | None = None
+        self._stepped = False  # whether this session began a step
         self._started = ""
         self._commit = ""
         self._path: Path | None = None
@@ -76,10 +77,15 @@ class Ledger(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
+        self._stepped = False
         if trainer.is_global_zero:  # now: it may change while this runs, and asking may fail in the end
             self._commit = ledger.commit()
         self._start = time.monotonic()
         self._started = self._started or datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Note that there is something to record."""
+        self._stepped = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the record of a run that came to its end."""
@@ -87,7 +93,7 @@ class Ledger(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Write the record of a run that broke off, once it had started to train."""
-        if self._start is not None:
+        if self._stepped:
             broken = isinstance(exception, (KeyboardInterrupt, SIGTERMException))
             reason = str(exception).strip().split("\n")[0] or type(exception).__name__
             self._write(trainer, pl_module, "interrupted" if broken else f"failed: {reason}")
@@ -195,7 +201,11 @@ class _Recorder(Logger):
         assert self.trainer is not None
         steps = self.trainer.global_step
         batches = self.trainer.num_training_batches / max(1, self.trainer.accumulate_grad_batches)
-        epochs = steps / batches if batches and batches != float("inf") else 0.0
+        if not batches or batches == float("inf"):  # of a loader without a length: epochs that are done
+            progress: Any = self.trainer.fit_loop.epoch_progress
+            epochs = float(progress.total.processed)
+        else:
+            epochs = steps / batches
         return [round(epochs, 3), steps, round(self.owner.seconds, 2), _short(value)]
 
 

@@ -221,7 +221,9 @@ class ClassifierModule(ResumableModule):
 
     def configure_optimizers(self) -> Any:
         """Build the protocol's optimizer, and its schedule per step."""
-        steps = self.trainer.estimated_stepping_batches  # also sets up the loader that tells the batch size
+        scheduled = self.protocol.lr_schedule != "constant"
+        # It also sets up the loader that tells the batch size.
+        steps = self.planned_steps("the protocol's schedule" if scheduled else None)
         batch_size = self.global_batch_size()
         return self.protocol.optimize(self.trained(), self.lr, self.weight_decay, batch_size, steps)
 

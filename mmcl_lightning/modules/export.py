@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections import OrderedDict
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules.weights import EXPORTED, read_backbone
 
-__all__ = ["export", "export_backbone"]
+__all__ = ["export_backbone"]
 
 
 def export_backbone(checkpoint: str, out: str) -> str:
@@ -53,19 +52,3 @@ def export_backbone(checkpoint: str, out: str) -> str:
     name = file.options.get("backbone", "the backbone")
     stem = ", with the 3x3 stem of small images" if file.options.get("cifar_stem") else ""
     return f"Wrote {out}: {len(file.weights)} tensors of {name}{stem}; read it with torch.load({out!r})"
-
-
-def export(arguments: list[str]) -> None:
-    """Run ``mmcl export``.
-
-    Args:
-        arguments: What stands after ``export`` on the command line.
-    """
-    parser = argparse.ArgumentParser(
-        prog="mmcl export",
-        description="Write the backbone's weights of a checkpoint alone, under torchvision's key names.",
-    )
-    parser.add_argument("--checkpoint", required=True, metavar="PATH", help="checkpoint of a run")
-    parser.add_argument("--out", default="backbone.pt", metavar="PATH", help="file to write (backbone.pt)")
-    options = parser.parse_args(arguments)
-    print(export_backbone(options.checkpoint, options.out))

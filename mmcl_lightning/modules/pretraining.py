@@ -181,7 +181,9 @@ class PretrainingModule(ResumableModule):
             optimizer = self.optimizer(parameter_groups(modules))
         except ValueError as error:  # torch's own checks of lr, betas, ...
             raise ConfigError(f"optimizer: {error}") from error
-        steps = self.trainer.estimated_stepping_batches  # also sets up the loader that the next line reads
+        scheduled = self.lr_schedule == "cosine" or self.warmup > 0
+        # It also sets up the loader that the next line reads.
+        steps = self.planned_steps("a cosine or a warm-up" if scheduled else None)
         batch_size = self.global_batch_size()
         if batch_size is None and self.lr_scaling != "none" and self.lr is None:
             raise ConfigError(
@@ -194,8 +196,6 @@ class PretrainingModule(ResumableModule):
             scaled = scale_learning_rate(group["lr"], batch_size or 1, self.lr_scaling)
             group["lr"] = scaled if self.lr is None else self.lr
         if math.isinf(steps):
-            if self.lr_schedule == "cosine" or self.warmup:
-                raise ConfigError("a cosine or a warm-up needs an end: set trainer.max_epochs or max_steps")
             return optimizer
         warmup_steps = round(self.warmup * steps)
         if self.lr_schedule == "cosine":

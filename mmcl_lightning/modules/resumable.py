@@ -134,6 +134,26 @@ class ResumableModule(LightningModule):
             weights = checkpoint[part].items()
             checkpoint[part] = {own.get(_uncompiled(key), key): value for key, value in weights}
 
+    def planned_steps(self, schedule: str | None) -> float:
+        """Return the optimizer steps of the run; infinity where nobody knows them, and nothing depends on it.
+
+        Args:
+            schedule: What needs them, in words; None if nothing does.
+
+        Raises:
+            ConfigError: If they are needed and not known.
+        """
+        steps = self.trainer.estimated_stepping_batches  # -1 of a loader without a length
+        known = 0 <= steps < math.inf
+        if schedule is not None and not known:
+            if (self.trainer.max_epochs or -1) > 0:
+                raise ConfigError(
+                    f"{schedule} needs the number of steps, and the training loader has no length: set "
+                    "trainer.max_steps or limit_train_batches"
+                )
+            raise ConfigError(f"{schedule} needs an end: set trainer.max_epochs or max_steps")
+        return steps if known else math.inf
+
     def global_batch_size(self) -> int | None:
         """Images per optimizer step, over all devices and accumulated batches; None if no loader tells."""
         if self.trainer.train_dataloader is None:  # a run that counts steps alone has not looked at it yet

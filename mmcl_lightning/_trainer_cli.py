@@ -1,0 +1,248 @@
+"""The commands that have a module, data and a trainer: LightningCLI around ours."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from mmcl_lightning._checkpoints import newest_in, read_checkpoint, runs_folder
+from mmcl_lightning._lightning import has_saved
+from mmcl_lightning._messages import class_names
+from mmcl_lightning._parser import RecipeParser
+from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
+from mmcl_lightning.callbacks.config import SaveConfigAtStart
+from mmcl_lightning.callbacks.monitors import MonitorCheck
+from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
+from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.negatives.command import draw_negatives
+
+__all__ = ["MMCLCLI", "negatives", "train"]
+
+
+#: Options of the optimizer, with others of which a run is not resumed at all.
+_REFUSED = ("lr", "lr_scaling", "lr_schedule", "optimizer", "warmup", "weight_decay")
+
+
+class MMCLCLI(LightningCLI):
+    """LightningCLI with recipes by name, plain error messages and a closing summary."""
+
+    _saved: dict[str, Any] | None = None  # the checkpoint to resume from, for comparing
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().__init__(*args, **kwargs)
+        except BaseException:
+            for callback in self._config_callbacks():
+                callback.remove_unused()
+            raise
+
+    def _config_callbacks(self) -> list[SaveConfigAtStart]:
+        callbacks = getattr(getattr(self, "trainer", None), "callbacks", [])
+        return [callback for callback in callbacks if isinstance(callback, SaveConfigAtStart)]
+
+    @property
+    def options(self) -> Any:
+        """What a configuration and the command line say, of the command if there are several."""
+        name = self.config.get("subcommand")
+        return self.config[name] if name else self.config
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the readouts, so that a configuration and the command line reach each by its name."""
+        parser.add_lightning_class_args(Readouts, "readouts")
+
+    def _parse_ckpt_path(self) -> None:
+        # Lightning would silently let the checkpoint's model options win over the configuration and the
+        # command line. Here the configuration wins, and differences are said once the model is there.
+        path = self._ckpt_path()
+        if path is not None and Path(path).is_dir():  # of a run
+            self.options["ckpt_path"] = path = newest_in(Path(path))
+        if path == "last":  # Lightning would look in the new run's own, empty folder
+            self.options["ckpt_path"] = path = self._newest_checkpoint()
+        options = self.options.model.get("init_args") or {}
+        whole = str(self.options.model.get("class_path")).endswith(".PretrainedBackbone")  # with all weights
+        if path is None and self.config.get("subcommand") != "fit" and not whole:
+            what = "the classifier has" if options.get("checkpoint") else "these are"
+            print(f"warning: no --ckpt_path, so {what} random weights", file=sys.stderr)
+        if path is None or path in ("best", "hpc") or path.startswith("registry") or "://" in path:
+            return
+        self._saved = read_checkpoint(path)
+        if "checkpoint" in options:  # an evaluation, whose own checkpoint has the backbone that it judges
+            origin = self._saved["hyper_parameters"].get("checkpoint")
+            if options["checkpoint"] not in (None, origin, path):
+                raise ConfigError(
+                    f"{path} judges {origin}, not {options['checkpoint']}: leave model.checkpoint out"
+                )
+            options["checkpoint"] = path
+
+    def _newest_checkpoint(self) -> str:
+        """Path of the checkpoint written last: by the run whose config.yaml is given, else by any run."""
+        options = self.options
+        own = [Path(str(path)).parent for path in options.get("config") or []]
+        folder = next((run for run in own if (run / "checkpoints").is_dir()), runs_folder(options.trainer))
+        return newest_in(folder)
+
+    def _ckpt_path(self) -> str | None:
+        path = self.options.get("ckpt_path")
+        return None if path is None else str(path)
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse what Lightning would divide by."""
+        batches = self.options.trainer.accumulate_grad_batches
+        if batches < 1:
+            raise ConfigError(f"trainer.accumulate_grad_batches must be an integer >= 1, got {batches}")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """Build the trainer, with our progress bar in place of Lightning's, or lines without a terminal."""
+        trainer: Any = super().instantiate_trainer(**kwargs)
+        callbacks: list[Any] = trainer.callbacks
+        for index, callback in enumerate(callbacks):
+            if type(callback) in (RichProgressBar, TQDMProgressBar):  # a subclass is the user's own
+                callbacks[index] = progress_bar()
+        bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        if self.subcommand == "fit" and not (bar and sys.stderr.isatty()):
+            callbacks.append(EpochLines())
+        return trainer
+
+    def after_instantiate_classes(self) -> None:
+        """Say where a checkpoint that is about to be resumed differs from the configuration."""
+        path = self._ckpt_path()
+        if self._saved is None:
+            return
+        self.model.on_load_checkpoint(self._saved)  # may make parts of the sizes that the checkpoint has
+        saved, weights = self._saved["hyper_parameters"], self._saved["state_dict"]
+        own = self.model.state_dict()
+        differing = sorted(
+            key for key in weights.keys() | own.keys()
+            if key not in own or key not in weights or own[key].shape != weights[key].shape
+        )  # fmt: skip
+        if differing:
+            raise ConfigError(
+                f"{path} does not fit this model: {len(differing)} weights differ in name or shape, "
+                f"the first being {differing[0]}; use the configuration that the checkpoint was trained with"
+            )
+        for name, value in self.model.hparams.items():
+            named = not name.startswith("_") and name in saved
+            if named and name not in _REFUSED and saved[name] != value:
+                differs = f"checkpoint {path}: {saved[name]}; configuration: {value}, which is used"
+                print(f"model.{name}: {differs}", file=sys.stderr)
+
+    def before_fit(self) -> None:
+        """Replace Lightning's own checkpoint where a list of callbacks has taken away the recipe's.
+
+        Lightning's would save at the end of validations alone, perhaps never, and nothing on Ctrl-C.
+        """
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        callbacks.append(MonitorCheck())
+        for callback in self._config_callbacks():
+            callback.watch(self.trainer)
+        if "ModelCheckpoint" not in str(self.config.fit.trainer.callbacks):
+            for index, callback in enumerate(callbacks):
+                if type(callback) is ModelCheckpoint:  # a subclass is ours, or the user's own
+                    callbacks[index] = ResumableCheckpoint()
+
+    def after_fit(self) -> None:
+        """Print where things lie and how to look at them."""
+        if not self.trainer.is_global_zero:
+            return
+        epochs = self.trainer.current_epoch
+        print(f"\nTrained {epochs} epoch{'s' * (epochs != 1)}, {self.trainer.global_step} steps.")
+        for part in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
+            print("".join(f"{line}\n" for line in getattr(part, "summary", list)()), end="")
+        saved: Any = self.trainer.checkpoint_callback
+        checkpoint = getattr(saved, "last_model_path", "") or getattr(saved, "best_model_path", "")
+        if not has_saved(saved):  # nothing was left to train
+            checkpoint = self._ckpt_path() or checkpoint
+        print(f"Checkpoint:   {_short(checkpoint) if checkpoint else 'none was saved'}")
+        for logger in self.trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                print(f"TensorBoard:  {_short(logger.log_dir)}")
+                print(f"Open it with: tensorboard --logdir {shlex.quote(_short(logger.root_dir))}")
+
+    def before_test(self) -> None:
+        """Say what to use instead where a module has no test, as pretraining has none."""
+        if not is_overridden("test_step", self.model, LightningModule):
+            raise ConfigError(
+                f"{type(self.model).__name__} has no test: `validate` gives val/loss and the k-NN readout on "
+                "the test images, `predict` writes their representations"
+            )
+
+    def before_predict(self) -> None:
+        """Add the writer of representations, unless the configuration brings one."""
+        self.trainer.loggers = []  # there is nothing to log, and each would make a folder
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if not any(isinstance(callback, RepresentationWriter) for callback in callbacks):
+            callbacks.append(RepresentationWriter())
+
+
+class NegativesCLI(MMCLCLI):
+    """The command ``negatives``: module and data of a configuration as every command has them, and no run."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the options of the picture."""
+        super().add_arguments_to_parser(parser)
+        parser.add_function_arguments(draw_negatives, skip={"trainer", "model", "datamodule"})
+
+
+def train(arguments: list[str]) -> None:
+    """Run a command that is a method of the trainer.
+
+    Args:
+        arguments: All arguments, the command's name among them.
+
+    Raises:
+        SystemExit: With Lightning's code of a signal.
+    """
+    try:
+        _command_line(MMCLCLI, arguments, "mmcl")
+    except SIGTERMException as stop:
+        raise SystemExit(stop.code or 143) from None  # Lightning's own has no code, which means success
+
+
+def negatives(arguments: list[str]) -> None:
+    """Draw which negatives count, and write them down.
+
+    Args:
+        arguments: Arguments after the command's name.
+    """
+    cli = _command_line(NegativesCLI, arguments, "mmcl negatives", run=False)
+    names = [name for name in inspect.signature(draw_negatives).parameters if name in cli.options]
+    given = {name: cli.options[name] for name in names if name not in ("trainer", "model")}
+    draw_negatives(cli.trainer, cli.model, cli.datamodule, **given)
+
+
+def _command_line(kind: type[MMCLCLI], args: list[str] | None, prog: str, run: bool = True) -> MMCLCLI:
+    """Read a configuration and the command line, and run what they ask for."""
+    class_names()  # imports our classes, which are found by their bare names from then on
+    return kind(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        seed_everything_default=0,
+        auto_configure_optimizers=False,
+        save_config_callback=SaveConfigAtStart,
+        save_config_kwargs={"overwrite": True},
+        trainer_defaults={"default_root_dir": "runs", "callbacks": [Ledger()]},
+        parser_class=RecipeParser,
+        parser_kwargs={"prog": prog},
+        args=args,
+        run=run,
+    )
+
+
+def _short(path: str) -> str:
+    """Path relative to the current folder where it lies below it."""
+    try:
+        return str(Path(path).resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return path
