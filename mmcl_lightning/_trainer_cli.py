@@ -104,6 +104,12 @@ class MMCLCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Build the trainer, with our progress bar in place of Lightning's, or lines without a terminal."""
         trainer: Any = super().instantiate_trainer(**kwargs)
+        on_cpu = trainer.strategy.root_device.type == "cpu"
+        if self.options.trainer.get("sync_batchnorm") and on_cpu and trainer.world_size > 1:
+            raise ConfigError(
+                f"trainer.sync_batchnorm works on GPUs alone, and there are {trainer.world_size} processes on "
+                "the CPU: set --trainer.sync_batchnorm false, or --trainer.devices 1"
+            )
         callbacks: list[Any] = trainer.callbacks
         for index, callback in enumerate(callbacks):
             if type(callback) in (RichProgressBar, TQDMProgressBar):  # a subclass is the user's own

@@ -68,6 +68,10 @@ STOP = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=knn/t
             "batch_size must be at least 2, since a contrast needs two images; got None",
         ),
         (["--model.backbone=null"], "backbone must be a name, a name with options, or a module, got None"),
+        (
+            ["--trainer.sync_batchnorm=true", "--trainer.devices=2", "--trainer.strategy=ddp"],
+            "sync_batchnorm works on GPUs alone, and there are 2 processes on the CPU: set",
+        ),
         (["--trainer.accumulate_grad_batches=0"], "accumulate_grad_batches must be an integer >= 1, got 0"),
         (["--trainer.val_check_interval=100"], "`val_check_interval` (100) must be less than or equal to"),
         (["--trainer.accelerator=gpux"], "invalid accelerator name"),

@@ -117,14 +117,18 @@ for what, options, expected in (
         ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc"],
         "val/acc",
     ),
-    ("`sync_batchnorm` on a CPU", ["--trainer.sync_batchnorm=true"], "sync_batchnorm"),
+    (
+        "`sync_batchnorm` on two processes of a CPU",
+        ["--trainer.sync_batchnorm=true", "--trainer.devices=2", "--trainer.strategy=ddp"],
+        "set --trainer.sync_batchnorm false",
+    ),
     ("a precision that there is not", ["--trainer.precision=12"], "precision"),
     ("a strategy that there is not", ["--trainer.strategy=dpp"], "dpp"),
     ("a misspelled option", ["--model.temprature=0.2"], "temprature"),
     ("a misspelled readout", ["--readouts.knnn.k=3"], "knn"),
 ):
     case("Mistakes on the command line", what, expected)(
-        lambda _, options=options: command(*RUN, *options, keep="error")
+        lambda _, options=options: command(*RUN, *options, keep="^error|monitor")
     )
 
 
