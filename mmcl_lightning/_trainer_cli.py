@@ -107,8 +107,8 @@ class MMCLCLI(LightningCLI):
         on_cpu = trainer.strategy.root_device.type == "cpu"
         if self.options.trainer.get("sync_batchnorm") and on_cpu and trainer.world_size > 1:
             raise ConfigError(
-                f"trainer.sync_batchnorm works on GPUs alone, and there are {trainer.world_size} processes on "
-                "the CPU: set --trainer.sync_batchnorm false, or --trainer.devices 1"
+                f"trainer.sync_batchnorm works on GPUs alone, and there are {trainer.world_size} processes "
+                "on the CPU: set --trainer.sync_batchnorm false, or --trainer.devices 1"
             )
         callbacks: list[Any] = trainer.callbacks
         for index, callback in enumerate(callbacks):

@@ -158,3 +158,12 @@ def test_the_predict_benchmark_checks_every_name(monkeypatch: pytest.MonkeyPatch
     out.unlink()
     np.savez(out, **table)
     assert bench.wrong_names(module, root, out) == 2
+
+
+@pytest.mark.parametrize("group", ["Pictures", "Folders", "Batches"])
+def test_use_cases_end_as_they_should(
+    group: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other groups, which take longer, are for the command."""
+    load(monkeypatch, "use_cases.__main__").main(["--group", group])
+    assert capsys.readouterr().out.count("\n| ") > 15

@@ -81,13 +81,14 @@ def _(place: Path) -> str:
 def _(place: Path) -> str:
     saver = ModelCheckpoint(place, save_last=True)
     average = EMAWeightAveraging(decay=0.5)
+    data = shapes(train_size=64, test_size=32)
     trainer = fit(
-        simclr(), shapes(), max_epochs=2, enable_checkpointing=True,
+        simclr(), data, max_epochs=2, enable_checkpointing=True,
         callbacks=[OnlineKNN(k=3), average, saver],
     )  # fmt: skip
     during = float(trainer.callback_metrics["knn/top1"])
     again = quiet_trainer(callbacks=[OnlineKNN(k=3)])
-    again.validate(simclr(), shapes(), ckpt_path=place / "last.ckpt", verbose=False)
+    again.validate(simclr(), data, ckpt_path=place / "last.ckpt", verbose=False)
     after = float(again.callback_metrics["knn/top1"])
     return f"k-NN in training {during:.3f}, of the checkpoint {after:.3f}, equal: {during == after}"
 
