@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
+
+from lightning.pytorch.utilities import rank_zero_info
 
 from mmcl_lightning.datamodules.pictures import is_picture
 from mmcl_lightning.errors import DataError
@@ -13,6 +16,7 @@ __all__ = ["Walk"]
 
 #: Folders that systems and programs leave among pictures; hidden ones besides.
 _SYSTEM = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "__pycache__"}
+_PATIENCE = 2.0  # seconds, after which it is said how far a walk is
 
 
 class Walk:
@@ -27,6 +31,9 @@ class Walk:
         self.ignored: Counter[str] = Counter()
         self._reported: dict[str, str] = {}  # why, by path
         self._links: dict[str, str] = {}  # folders outside by the link that leads to them
+        self._listed: set[str] = set()
+        self._pictures = 0
+        self._start, self._patience = time.monotonic(), _PATIENCE
 
     def entries(self, folder: str) -> tuple[list[str], list[str]]:
         """Return the names of the pictures and of the folders of a folder, sorted."""
@@ -44,6 +51,7 @@ class Walk:
                     pictures.append(entry.name)
                 else:
                     self._leave_out(entry.path, os.path.splitext(entry.name)[1].lower() or "no ending")
+        self._say_progress(folder, len(pictures))
         return pictures, folders
 
     def pictures_below(self, folder: str) -> Iterator[str]:
@@ -69,6 +77,20 @@ class Walk:
         others = ", ".join(f"{why}: {count}" for why, count in self.ignored.most_common(5))
         found = f"; what is there is not read ({others})" if others else ""
         return DataError(f"no image was found in {folder} or below{found}")
+
+    def _say_progress(self, folder: str, pictures: int) -> None:
+        """Say how many pictures were found so far, after two seconds, four, eight, and so on."""
+        if folder in self._listed:
+            return
+        self._listed.add(folder)
+        self._pictures += pictures
+        taken = time.monotonic() - self._start
+        if taken >= self._patience:
+            rank_zero_info(
+                f"looking for pictures in {self.real_root}: {self._pictures:,} so far, in "
+                f"{len(self._listed):,} folders"
+            )
+            self._patience = 2 * taken
 
     def _leads_out(self, link: str) -> bool:
         """Whether a link leads out of the root, to a place where no other link has led."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -198,3 +199,18 @@ def test_twelve_bits_in_sixteen_are_warned_of(
     said = [str(warning.message) for warning in recwarn if "nearly black" in str(warning.message)]
     assert len(said) == warned
     assert all("--data.value_range '[0, 4095]'" in message for message in said)
+
+
+def test_a_slow_walk_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two seconds, four and eight: here every folder takes one."""
+    for index in range(9):
+        (tmp_path / f"class{index}").mkdir()
+        Image.new("RGB", (4, 4)).save(tmp_path / f"class{index}" / "a.png")
+    clock, said = itertools.count(), []
+    monkeypatch.setattr("mmcl_lightning.datamodules.walking.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("mmcl_lightning.datamodules.walking.rank_zero_info", said.append)
+    tree = scan_tree(str(tmp_path))
+    assert len(tree.train[0]) == 9
+    assert [text.rpartition(": ")[2] for text in said] == [
+        "1 so far, in 2 folders", "3 so far, in 4 folders", "7 so far, in 8 folders",
+    ]  # fmt: skip
