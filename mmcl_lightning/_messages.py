@@ -8,6 +8,7 @@ import inspect
 import logging
 import math
 import os
+import pickle
 import re
 import sys
 import sysconfig
@@ -141,6 +142,11 @@ def plain_message(error: BaseException) -> str | None:
     places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
+    if isinstance(error, pickle.UnpicklingError):  # of a remote checkpoint, which Lightning reads
+        return (
+            "the checkpoint is damaged, or holds more than tensors and plain data, which can run code: if "
+            "you trust it, set --weights_only false"
+        )
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & _COMPLAINTS and places[-1].startswith(_folder("lightning")):  # a check of what it was given
         return " ".join(str(error).split())

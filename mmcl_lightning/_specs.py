@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import sys
 from typing import Any
 
 from torch import nn
@@ -27,6 +28,8 @@ __all__ = ["from_spec", "to_spec"]
 
 #: What may stand inside of another description. Not any class: a checkpoint must not call what it likes.
 _PARTS = (Kernel, NegativeWeights, Solver)
+#: Packages of which a checkpoint may name a module that is not imported yet.
+_TRUSTED = {"lightning", "mmcl_lightning", "timm", "torch", "torchvision"}
 
 
 def to_spec(value: Any) -> Any:
@@ -80,11 +83,7 @@ def from_spec(value: Any, base: type | tuple[type, ...], option: str) -> Any:
     wanted = " or ".join(kind.__name__ for kind in kinds)
     if "class_path" not in value:
         raise ConfigError(f"{option} must be a {wanted} or have a class_path, got {value}")
-    module, _, name = value["class_path"].rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module), name, None)
-    except ImportError as error:
-        raise ConfigError(f"{option}: {value['class_path']} cannot be imported ({error})") from error
+    cls = _find_class(str(value["class_path"]), option)
     if not (isinstance(cls, type) and issubclass(cls, kinds)):
         raise ConfigError(f"{option}: {value['class_path']} is no {wanted}")
     arguments = {
@@ -93,6 +92,28 @@ def from_spec(value: Any, base: type | tuple[type, ...], option: str) -> Any:
     }
     factory = functools.partial(cls, **arguments)
     return factory if option == "optimizer" else factory()
+
+
+def _find_class(path: str, option: str) -> Any:
+    """Return what a path of a class names; of modules that are not known to be harmless none is imported.
+
+    A checkpoint may be a stranger's, and importing a module runs what is in it.
+
+    Raises:
+        ConfigError: If the module is neither imported already nor of a known package, or is not there.
+    """
+    module, _, name = path.rpartition(".")
+    if "<locals>" in path:
+        raise ConfigError(f"{option}: {path} cannot be imported: it was defined within a function")
+    if module not in sys.modules and module.partition(".")[0] not in _TRUSTED:
+        raise ConfigError(
+            f"{option}: the checkpoint names {path}, of a module that is not imported: if you trust the "
+            f"file, import {module or path} before, or give the {option} itself"
+        )
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{option}: {path} cannot be imported ({error})") from error
 
 
 def _is_spec(value: Any) -> bool:

@@ -63,6 +63,8 @@ class MMCLCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         # Lightning would silently let the checkpoint's model options win over the configuration and the
         # command line. Here the configuration wins, and differences are said once the model is there.
+        if self.options.get("weights_only") is None:  # Lightning lets remote files, and SLURM's, run code
+            self.options["weights_only"] = True
         path = self._ckpt_path()
         if path is not None and Path(path).is_dir():  # of a run
             self.options["ckpt_path"] = path = newest_in(Path(path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -21,6 +21,9 @@ from mmcl_lightning._lightning import (
 from mmcl_lightning._options import check_number
 from mmcl_lightning._specs import to_spec
 from mmcl_lightning.errors import ConfigError, NumericalError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["ResumableModule"]
 
@@ -58,6 +61,16 @@ class ResumableModule(LightningModule):
             check_number("lr", value, ">= 0")
             value = float(value)  # plain: a checkpoint cannot hold one of NumPy
         self._lr = self._found_lr = value
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """Rebuild the module from a checkpoint, a path, URL or open file.
+
+        No code of it is run, wherever it lies, unless ``weights_only=False`` lets it hold any objects; see
+        Lightning for the other arguments.
+        """
+        kwargs.setdefault("weights_only", True)  # which Lightning leaves out for URLs
+        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def on_fit_start(self) -> None:
         """Compare the optimizers with those of the checkpoint, which is about to overwrite their options.

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from mmcl_lightning._options import arguments_of, check_whole, is_number
 from mmcl_lightning.errors import ConfigError, ShapeError
 from mmcl_lightning.transforms.images import PixelImage
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "ImageTransform",
