@@ -33,14 +33,17 @@ def export(arguments: list[str]) -> None:
     """
     parser = argparse.ArgumentParser(
         prog="mmcl export",
-        description="Write the backbone's weights of a checkpoint alone, under torchvision's key names.",
+        description="Write the backbone of a checkpoint alone, and compare what was written with it.",
     )
+    formats = ("torchvision", "timm", "safetensors", "onnx", "huggingface")
     parser.add_argument("--checkpoint", required=True, metavar="PATH", help="checkpoint of a run")
-    parser.add_argument("--out", default="backbone.pt", metavar="PATH", help="file to write (backbone.pt)")
+    parser.add_argument("--out", metavar="PATH", help="file to write (backbone.pt, or as the format has it)")
+    parser.add_argument("--format", choices=formats, default=formats[0], help="(torchvision)")
+    parser.add_argument("--backbone", metavar="NAME", help="the network, where the checkpoint does not say")
     options = parser.parse_args(arguments)
     from mmcl_lightning.modules.export import export_backbone
 
-    print(export_backbone(options.checkpoint, options.out))
+    print(export_backbone(options.checkpoint, options.out, options.format, options.backbone))
 
 
 def _later(module: str, name: str) -> Callable[[list[str]], None]:

@@ -16,7 +16,7 @@ from test_cli import complaint
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.modules import PretrainedBackbone
-from mmcl_lightning.modules.weights import EXPORTED
+from mmcl_lightning.modules.weight_files import EXPORTED
 
 
 @pytest.fixture(autouse=True)

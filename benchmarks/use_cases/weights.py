@@ -12,7 +12,8 @@ from torch import nn
 
 from mmcl_lightning.models import build_backbone
 from mmcl_lightning.modules import FineTune, LinearEvaluation, SimCLR, export_backbone
-from mmcl_lightning.modules.weights import backbone_from, load_backbone, read_backbone
+from mmcl_lightning.modules.weight_files import read_backbone
+from mmcl_lightning.modules.weights import backbone_from, load_backbone
 from use_cases.cases import captured, case, command, error_of, fit, folder, tree
 
 GROUP = "Weights"

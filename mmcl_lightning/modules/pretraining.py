@@ -24,7 +24,8 @@ from mmcl_lightning.modules.chunked import encode_in_chunks
 from mmcl_lightning.modules.preprocessing import preprocessing_of
 from mmcl_lightning.modules.recording import record_options
 from mmcl_lightning.modules.resumable import ResumableModule
-from mmcl_lightning.modules.weights import load_backbone, make_backbone, read_backbone
+from mmcl_lightning.modules.weight_files import read_backbone
+from mmcl_lightning.modules.weights import load_backbone, make_backbone
 from mmcl_lightning.optim import WarmupConstant, WarmupCosine, parameter_groups, scale_learning_rate
 
 __all__ = ["PretrainingModule"]
@@ -60,7 +61,7 @@ class PretrainingModule(ResumableModule):
             for one pass.
         init_from: File of the backbone's first weights, every one of them or none: a checkpoint of this
             package, an exported backbone, torchvision's, timm's, or a published one; see
-            :func:`~mmcl_lightning.modules.weights.read_backbone`. A resumed run does not read it.
+            :func:`~mmcl_lightning.modules.weight_files.read_backbone`. A resumed run does not read it.
 
     Logs:
         ``train/loss`` (of several processes that of the first one's anchors), ``train/lr`` each step;

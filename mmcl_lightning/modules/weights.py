@@ -1,119 +1,24 @@
-"""Weights of a backbone from a file: read whatever wrote it, load strictly, say what matched."""
+"""Build a backbone and give it the weights of a file: strictly, and saying what matched."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mmcl_lightning._checkpoints import read_file
 from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.models import build_backbone
 from mmcl_lightning.modules.preprocessing import published_preprocessing
+from mmcl_lightning.modules.weight_files import BackboneFile, counters, read_backbone
 
-__all__ = [
-    "EXPORTED",
-    "BackboneFile",
-    "backbone_from",
-    "digests",
-    "load_backbone",
-    "make_backbone",
-    "read_backbone",
-]
+__all__ = ["backbone_from", "digests", "load_backbone", "make_backbone"]
 
-#: What stands before a backbone's keys: here and in most libraries, in the paper's code, MoCo's, others';
-#: nothing in an exported file, even where the network has a part of such a name, as transformers do.
-_PREFIXES = ("backbone.", "convnet.", "encoder_q.", "encoder.", "")
-#: Attribute of an exported state dict, which torch saves and loads with it.
-EXPORTED = "mmcl_lightning"
-#: Where a file has its weights, the usual place first. DINO's files have two networks, and judge the teacher.
-_CONTAINERS = ("state_dict", "model_state_dict", "model", "teacher", "student")
 #: Parts of published files that stand beside the backbone's under the same prefix, and are left out.
 _HEADS = ("fc", "projection_head", "projector", "predictor", "prototypes", "head", "mlp", "classifier")
-
-
-@dataclass(frozen=True)
-class BackboneFile:
-    """The weights of a backbone as they lie in a file.
-
-    Args:
-        path: The file.
-        tensors: All tensors of the file.
-        options: Options of the module that was saved, e.g. ``backbone`` and ``cifar_stem``; empty where
-            the file has none.
-        preprocessing: How images reach the network, as ``Preprocessing.to_plain`` gives it; None where the
-            file does not say.
-        place: Which state dict of the file this is, such as ``"teacher"``; empty for the usual one.
-    """
-
-    path: str
-    tensors: dict[str, Tensor]
-    options: dict[str, Any] = field(default_factory=dict)
-    place: str = ""
-    preprocessing: dict[str, Any] | None = None
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """Tensors under the backbone's own key names, as torchvision has them for a ResNet."""
-        return next(below for prefix in _PREFIXES if (below := self._below(prefix)))
-
-    def weights_for(self, backbone: nn.Module) -> tuple[str, dict[str, Tensor]]:
-        """Return the prefix under which most weights of ``backbone`` are, and the weights below it.
-
-        Args:
-            backbone: The network that is to take them.
-        """
-        own, found = backbone.state_dict().keys(), Counter(dict.fromkeys(_PREFIXES, 0))
-        for key in self.tensors:
-            parts = key.split(".")
-            for depth in range(len(parts)):
-                if ".".join(parts[depth:]) in own:
-                    found["".join(f"{part}." for part in parts[:depth])] += 1
-        prefix = max(found, key=lambda prefix: found[prefix])  # of equals the first
-        return prefix, self._below(prefix)
-
-    def _below(self, prefix: str) -> dict[str, Tensor]:
-        return {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
-
-
-def read_backbone(path: str) -> BackboneFile:
-    """Read the backbone out of a checkpoint or a state dict.
-
-    Taken are the keys below ``backbone.`` (also ``convnet.``, the paper's code, ``encoder_q.``, MoCo's, or
-    ``encoder.``), or all keys where none has such a prefix: an exported backbone or torchvision's own file. A
-    ``module.`` of DistributedDataParallel before all keys, and what torch.compile adds, go first. Of a file
-    with several networks it is the first of ``state_dict``, ``model_state_dict``, ``model``, ``teacher`` and
-    ``student``.
-
-    Args:
-        path: A Lightning checkpoint, a dict with one of these, or a state dict, from ``torch.save``.
-
-    Raises:
-        ConfigError: If the file is missing or damaged, or holds no weights.
-    """
-    content = read_file(path, "weights")
-    known = content if isinstance(content, dict) else {}
-    places = {**{name: known[name] for name in _CONTAINERS if name in known}, "": known}
-    held = {place: found for place, content in places.items() if (found := _tensors(content))}
-    place, tensors = next(iter(held.items()), ("", {}))
-    if not tensors:
-        raise ConfigError(f"{path} holds no weights: neither a state_dict nor named tensors")
-    tensors = {key.replace("_orig_mod.", ""): value for key, value in tensors.items()}  # of torch.compile
-    if all(key.startswith("module.") for key in tensors):  # of DistributedDataParallel
-        tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
-    # An exported file is a state dict, which has the rest as an attribute.
-    told = known if "state_dict" in known else getattr(content, EXPORTED, {})
-    options, preprocessing = told.get("hyper_parameters"), told.get("preprocessing")
-    return BackboneFile(
-        path, tensors, dict(options) if isinstance(options, dict) else {},
-        "" if place == "state_dict" else place, preprocessing if isinstance(preprocessing, dict) else None,
-    )  # fmt: skip
 
 
 def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
@@ -134,7 +39,7 @@ def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
         ConfigError: If a weight is missing, left over or of another shape; the message counts and names them.
     """
     own, (prefix, weights) = backbone.state_dict(), file.weights_for(backbone)
-    missing = [key for key in own if key not in weights and not key.endswith("num_batches_tracked")]
+    missing = [key for key in own if key not in weights and key not in counters(own)]
     left = [key for key in weights if key not in own]
     parts = {key.partition(".")[0] for key in own}
     heads = {key for key in left if (name := key.partition(".")[0]) in _HEADS and name not in parts}
@@ -255,22 +160,11 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     }
 
 
-def _tensors(place: Any) -> dict[str, Tensor]:
-    """Return the tensors by name of what may be a state dict."""
-    named = place.items() if isinstance(place, dict) else []
-    return {k: v for k, v in named if isinstance(k, str) and isinstance(v, Tensor) and _is_plain(v)}
-
-
 def _usable(value: Tensor, own: Tensor) -> bool:
     """Whether a tensor of a file can be what the backbone has; counters of batches are not read."""
     if not own.is_floating_point():
         return True
     return value.is_floating_point() and bool(value.to(own.dtype).isfinite().all())
-
-
-def _is_plain(value: Tensor) -> bool:
-    """Whether a tensor has its values in memory, one by one."""
-    return value.layout == torch.strided and not value.is_meta
 
 
 def _classifier_keys(backbone: nn.Module) -> set[str]:

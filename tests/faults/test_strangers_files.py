@@ -22,7 +22,7 @@ from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.modules import LinearEvaluation, export_backbone
-from mmcl_lightning.modules.weights import read_backbone
+from mmcl_lightning.modules.weight_files import read_backbone
 
 TINY = [
     "--config=quickstart", "--data.train_size=16", "--data.test_size=8", "--data.image_size=16",

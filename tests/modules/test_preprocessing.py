@@ -18,7 +18,7 @@ from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.errors import ConfigError, ShapeError
 from mmcl_lightning.models import build_backbone
 from mmcl_lightning.modules import LinearEvaluation, SimCLR, export_backbone
-from mmcl_lightning.modules.weights import read_backbone
+from mmcl_lightning.modules.weight_files import read_backbone
 from mmcl_lightning.transforms import CentralCrop, EvalTransform, ImageTransform, SimCLRTransform
 
 MEAN, STD = (0.5, 0.25, 0.125), (0.5, 0.5, 0.25)

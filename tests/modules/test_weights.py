@@ -16,12 +16,8 @@ from torch import nn
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.models import build_backbone
 from mmcl_lightning.modules import export_backbone
-from mmcl_lightning.modules.weights import (
-    backbone_from,
-    digests,
-    load_backbone,
-    read_backbone,
-)
+from mmcl_lightning.modules.weight_files import read_backbone
+from mmcl_lightning.modules.weights import backbone_from, digests, load_backbone
 
 
 def checkpoint(folder: Path, **options: Any) -> tuple[str, nn.Module]:
@@ -66,7 +62,7 @@ def test_exported_weights_are_torchvisions_without_the_classifier(tmp_path: Path
     backbone, described, _ = backbone_from(str(out), "resnet18")
     assert same(backbone, trained)
     assert described["cifar_stem"] is False
-    with pytest.raises(ConfigError, match="is a folder: give the name of the file"):
+    with pytest.raises(ConfigError, match="is a folder: give the name of a file"):
         export_backbone(path, str(tmp_path))
 
 
