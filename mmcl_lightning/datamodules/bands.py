@@ -57,6 +57,9 @@ def _read_tiff(path: str | Path, check_size: Callable[[int, int], None]) -> NDAr
         ) from error
     try:
         with tifffile.TiffFile(path) as file:
+            if (pages := _equal_pages(file)) is not None:
+                check_size(*pages[0].shape)
+                return np.stack([page.asarray() for page in pages])
             series = file.series[0]
             axes = "".join(
                 a for a, size in zip(series.axes, series.shape, strict=True) if a in "YX" or size > 1
@@ -75,3 +78,11 @@ def _read_tiff(path: str | Path, check_size: Callable[[int, int], None]) -> NDAr
         tuple(i for i, a in enumerate(series.axes) if a not in "YX" and series.shape[i] == 1)
     )
     return values[None] if len(axes) == 2 else np.moveaxis(values, 2 if axes[:2] == "YX" else 0, 0)
+
+
+def _equal_pages(file: Any) -> list[Any] | None:
+    """Return the pages of a TIFF that was written page by page, each of one band, or None for another one."""
+    pages = [series.pages[0] for series in file.series]
+    first = pages[0]
+    alike = all(page.shape == first.shape and page.dtype == first.dtype for page in pages)
+    return pages if len(pages) > 1 and len(first.shape) == 2 and alike else None

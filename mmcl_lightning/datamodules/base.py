@@ -131,6 +131,8 @@ class SSLDataModule(LightningDataModule):
         self.eval_transform = eval_transform
         self.augment = augment
         self._splits: Splits | None = None
+        self._prepared: Splits | None = None
+        self._taken: Preprocessing | None = None  # what came with the weights that are judged
 
     @property
     @abstractmethod
@@ -160,23 +162,25 @@ class SSLDataModule(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Open the data set once, whatever the stage."""
-        differing = disagreement(*self._transforms()) if self._splits is None else None
-        if differing is not None:  # as where a recipe's transform meets another data set's own
-            rank_zero_warn(f"{differing}: set train_transform and eval_transform alike")
-        self.splits  # noqa: B018
+        self._opened()
 
-    @property
-    def splits(self) -> Splits:
-        """The images by their use, reduced to the subsets; opened on first access."""
+    def _opened(self) -> Splits:
+        """Return the images by their use, reduced to the subsets, before anything is done once for all."""
         if self._splits is None:
             full = self.load_splits()
             if self.validation_subset is not None:
                 full = full.hold_out(self.validation_subset, self.seed + 2)
             # A validation part has the size asked for already.
             test_subset = self.test_subset if self.validation_subset is None else None
-            reduced = full.reduce(self.train_subset, test_subset, self.seed)
-            self._splits = reduced.map(self.prepare_source)
+            self._splits = full.reduce(self.train_subset, test_subset, self.seed)
         return self._splits
+
+    @property
+    def splits(self) -> Splits:
+        """The images by their use, reduced to the subsets; made ready on first access."""
+        if self._prepared is None:
+            self._prepared = self._opened().map(self.prepare_source)
+        return self._prepared
 
     def train_dataloader(self) -> ResumableDataLoader:
         """Training images in a new order every epoch.
@@ -188,6 +192,7 @@ class SSLDataModule(LightningDataModule):
             ConfigError: To pretrain, if one batch over all devices needs more images than there are; to
                 classify, if none has a label.
         """
+        self.check_options()
         if self.task == "classify":
             return self._train_loader(self._labelled())
         source = self.splits.pretrain
@@ -199,6 +204,12 @@ class SSLDataModule(LightningDataModule):
                 f" set batch_size to {max(2, len(source) // self._world_size)} or less, or bring more images"
             )
         return self._train_loader(source)
+
+    def check_options(self) -> None:
+        """Warn of options that do not go together; called before images are trained on."""
+        differing = disagreement(*self._transforms())
+        if differing is not None:  # as where a recipe's transform meets another data set's own
+            rank_zero_warn(f"{differing}: set train_transform and eval_transform alike")
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Two views of held-out images, the same in every epoch; an empty list where none is held out.
@@ -285,32 +296,31 @@ class SSLDataModule(LightningDataModule):
         train, evaluation = self._transforms()
         train = train.transform if isinstance(train, MultiView) else train
         image = self._first_image()
-        height, width = evaluation(image).shape[-2:]
-        return Preprocessing(
-            transform=evaluation if isinstance(evaluation, ImageTransform) else None,
-            pixels=(height, width),
-            view_pixels=train.pixels if isinstance(train, ImageTransform) else None,
-            channels=channel_count(image),
-        )
+        height, width = torch.as_tensor(evaluation(image)).shape[-2:]
+        views = train.pixels if isinstance(train, ImageTransform) else None
+        return Preprocessing.of(evaluation, (height, width), views, channel_count(image))
 
-    def take_over(self, found: Preprocessing) -> None:
+    def take_over(self, found: Preprocessing, strict: bool = True) -> None:
         """Treat images as those that a network was trained on, where the options leave that open.
+
+        It is warned of images that are judged in another way, such as of another size.
 
         Args:
             found: What came with the weights of the network.
+            strict: Refuse another mean and std, which are else warned of.
 
         Raises:
-            ConfigError: If the options say otherwise of mean and std, or the number of channels differs. Of
-                another size is warned.
+            ConfigError: If the options say otherwise of mean and std, or the number of channels differs.
         """
-        found.check_channels(channel_count(self._first_image()))
-        if self.eval_transform is None:
-            self.eval_transform = found.transform
-        if self.train_transform is None:
-            self.train_transform = self.train_transform_like(found)
+        self._taken = found
         train, evaluation = self._transforms()
-        found.check_statistics(train_transform=train, eval_transform=evaluation)
-        found.compare_size(self.preprocessing().pixels)
+        channels = channel_count(self._first_image())
+        found.check(channels, self.given(), strict, train_transform=train, eval_transform=evaluation)
+        found.compare(self.preprocessing())
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that decide what is read, where they are given; by default none."""
+        return {}
 
     def train_transform_like(self, found: Preprocessing) -> ImageTransform:
         """Return the default augmentation, with the size, mean and std of what came with weights.
@@ -319,10 +329,19 @@ class SSLDataModule(LightningDataModule):
             found: What came with them.
         """
         default = self.default_train_transform()
-        if found.transform is None or not isinstance(default, SimCLRTransform):
+        if found.statistics is None or not isinstance(default, SimCLRTransform):
             return default
+        mean, std = found.statistics or (None, None)
         size = {} if found.view_pixels is None else {"size": found.view_pixels}
-        return default.replace(mean=found.transform.mean, std=found.transform.std, **size)
+        return default.replace(mean=mean, std=std, **size)
+
+    def eval_transform_like(self, found: Preprocessing) -> ImageTransform:
+        """Return the transform of readout and prediction that came with weights, or else the default.
+
+        Args:
+            found: What came with them.
+        """
+        return self.default_eval_transform() if found.transform is None else found.transform
 
     def fingerprint(self) -> dict[str, str]:
         """Return the number of images and a hash of them for each split; see :meth:`Splits.fingerprint`."""
@@ -334,7 +353,7 @@ class SSLDataModule(LightningDataModule):
 
     def _first_image(self) -> PixelImage:
         """Return the first training image; where damaged ones are left out, the first that can be read."""
-        source = self.splits.pretrain
+        source = self._opened().pretrain
         return first_readable(source) if self.skip_damaged else source.image(0)
 
     def _labelled(self) -> ImageSource:
@@ -385,11 +404,12 @@ class SSLDataModule(LightningDataModule):
 
     def _transforms(self) -> tuple[Any, Any]:
         """Return those of training and of evaluation images, as given or as the data set has them."""
-        train, evaluation = self.train_transform, self.eval_transform
-        return (
-            self.default_train_transform() if train is None else train,
-            self.default_eval_transform() if evaluation is None else evaluation,
-        )
+        train, evaluation, found = self.train_transform, self.eval_transform, self._taken
+        if train is None:
+            train = self.default_train_transform() if found is None else self.train_transform_like(found)
+        if evaluation is None:
+            evaluation = self.default_eval_transform() if found is None else self.eval_transform_like(found)
+        return train, evaluation
 
     def _loader_options(self) -> dict[str, Any]:
         # Keywords throughout the loaders: Lightning builds them again for predict, by keyword.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mmcl_lightning._options import check_choice
-from mmcl_lightning._specs import to_spec
 from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.duplicates import shared_files
 from mmcl_lightning.datamodules.image_files import FileSource, cache_images, hold_out
@@ -21,7 +19,7 @@ from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.datamodules.tree import Layout, PictureTree, scan_tree
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTransform
-from mmcl_lightning.transforms.base import as_pair
+from mmcl_lightning.transforms.base import Size, as_pair
 
 __all__ = ["ImageFolderDataModule"]
 
@@ -83,7 +81,7 @@ class ImageFolderDataModule(SSLDataModule):
         bands: Which bands of a file become the channels, counted from 0, such as ``[3, 2, 1]``.
         value_range: Values of images of 16 bits, integers or floats that are black and white, beyond which
             all is black or white too; None for the range of 16 bits and for 0 to 1 of floats.
-        background: Grey level, or red, green and blue, behind transparent pixels.
+        background: Grey level, or red, green and blue, behind transparent pixels; None for white.
         max_pixels: Most pixels of an image.
         damaged: What prediction does with an image that cannot be read: ``"refuse"`` ends with its name,
             ``"skip"`` leaves it out and says so. Training and evaluation refuse it.
@@ -111,7 +109,7 @@ class ImageFolderDataModule(SSLDataModule):
         channels: int | None = None,
         bands: tuple[int, ...] | None = None,
         value_range: tuple[float, float] | None = None,
-        background: int | tuple[int, int, int] = 255,
+        background: int | tuple[int, int, int] | None = None,
         max_pixels: int = 250_000_000,
         damaged: Literal["refuse", "skip"] = "refuse",
         **kwargs: Any,
@@ -136,8 +134,7 @@ class ImageFolderDataModule(SSLDataModule):
         if not 0.0 <= holdout < 1.0:
             raise ConfigError(f"holdout is a fraction, 0 <= holdout < 1, got {holdout}")
         self.root = root
-        self.image_size = _IMAGE_SIZE if image_size is None else image_size
-        self._sized = image_size is not None
+        self.image_size = image_size
         self.eval_resize = eval_resize
         self.mean = mean
         self.std = std
@@ -149,10 +146,13 @@ class ImageFolderDataModule(SSLDataModule):
         self.layout = layout
         self.labels = labels
         self.label_columns = label_columns
-        self.reader = PictureReader(channels, bands, value_range, background, max_pixels)
+        self.reader = self._reader = PictureReader(channels, bands, value_range, background, max_pixels)
         numbers = 0 if mean is None else len(mean)
         if numbers not in (0, self.reader.depth):
-            raise ConfigError(f"mean and std have {numbers} numbers, and images {self.reader.depth} channels")
+            raise ConfigError(
+                f"mean and std have {numbers} numbers, and images {self.reader.depth} channels: set "
+                "data.channels"
+            )
         self._tree: PictureTree | None = None
         self.default_train_transform()  # a wrong mean, std or size shows before the folder is read
         self.default_eval_transform()
@@ -164,14 +164,19 @@ class ImageFolderDataModule(SSLDataModule):
         if first:
             rank_zero_info(f"{self.root}: {self.description()}")
         if first and stage == "fit" and self._rank == 0:
-            self._warn_of_depth()
             self._warn_of_shared_files()
+
+    def check_options(self) -> None:
+        """Warn of options that do not go together, and of images that are nearly black."""
+        super().check_options()
+        if self._rank == 0:
+            self._warn_of_depth()
 
     def description(self) -> str:
         """Say how the folder was read: images and classes of each split, and what was left out."""
         tree, names = self._scan(), self.class_names
         lines = [tree.read_as]
-        for use, source in (("train", self.splits.pretrain), ("held out", self.splits.heldout)):
+        for use, source in (("train", self._opened().pretrain), ("held out", self._opened().heldout)):
             if source is not None:
                 known = int((source.targets >= 0).sum())
                 some = f", {known} with a label" if names is not None and known < len(source) else ""
@@ -185,10 +190,10 @@ class ImageFolderDataModule(SSLDataModule):
 
     def _warn_of_depth(self) -> None:
         """Say so where images are nearly black because they use few of their bits; looks at up to 16."""
-        source = self.splits.pretrain
+        source = self._opened().pretrain
         chosen = range(0, len(source), max(1, len(source) // 16))[:16]
         paths = [path for i in chosen if (path := source.path(i)) is not None]
-        if dark := [path for path in paths if self.reader.is_dark_by_depth(path)]:
+        if dark := [path for path in paths if self._reader.is_dark_by_depth(path)]:
             rank_zero_warn(
                 f"{len(dark)} of {len(paths)} images looked at, such as {dark[0]}, have 16 bits and values "
                 "below 4096 alone, and are nearly black: set data.value_range, as in "
@@ -197,7 +202,7 @@ class ImageFolderDataModule(SSLDataModule):
 
     def _warn_of_shared_files(self) -> None:
         """Say so where held-out images are trained on under another name."""
-        splits = self.splits
+        splits = self._opened()
         if splits.heldout is None:
             return
         sides = [
@@ -226,8 +231,8 @@ class ImageFolderDataModule(SSLDataModule):
     def load_splits(self) -> Splits:
         """List the files."""
         tree = self._scan()
-        train: ImageSource = FileSource(*tree.train, self.reader)
-        test: ImageSource | None = None if tree.test is None else FileSource(*tree.test, self.reader)
+        train: ImageSource = FileSource(*tree.train, self._reader)
+        test: ImageSource | None = None if tree.test is None else FileSource(*tree.test, self._reader)
         if test is None:
             train, test = hold_out(train, self.holdout, self.seed)
         return Splits(train, test, bank=with_labels(train), query=None if test is None else with_labels(test))
@@ -238,63 +243,69 @@ class ImageFolderDataModule(SSLDataModule):
 
     def preprocessing(self) -> Preprocessing:
         """Say how images reach a network; reads the first training image."""
-        options = ("channels", "bands", "value_range")
-        reader = {name: to_spec(getattr(self.reader, name)) for name in options}
-        return dataclasses.replace(super().preprocessing(), reader=reader)
+        return dataclasses.replace(super().preprocessing(), reader=_options(self._reader))
 
-    def take_over(self, found: Preprocessing) -> None:
+    def take_over(self, found: Preprocessing, strict: bool = True) -> None:
         """Treat images as those that a network was trained on, where the options leave that open.
 
         Args:
             found: What came with the weights of the network.
+            strict: Refuse another mean, std or reading of the files, which is else warned of.
 
         Raises:
-            ConfigError: If the options say otherwise of mean and std, or the number of channels differs.
+            ConfigError: If the options say otherwise of mean, std, bands or range, or the number of channels
+                differs.
         """
-        taken: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in found.reader.items() if getattr(self.reader, name, value) is None
-        }  # fmt: skip
-        if any(value is not None for value in taken.values()):
-            self.reader = dataclasses.replace(self.reader, **taken)
-            self._splits = None  # its images know the reader from before
-        if found.transform is not None:
-            self._take_over_transform(found.transform, found)
-        super().take_over(found)
+        own = _options(self.reader)
+        if own["bands"] is not None:  # which say how many channels there are
+            own["channels"] = len(own["bands"])
+        taken = {name: value for name, value in found.reader.items() if name in own and own[name] is None}
+        reader = dataclasses.replace(self.reader, **taken)
+        if reader != self._reader:  # which the images of the splits know
+            self._reader, self._splits, self._prepared = reader, None, None
+        super().take_over(found, strict)
 
-    def _take_over_transform(self, transform: ImageTransform, found: Preprocessing) -> None:
-        """Set the size, the mean and the std that are not given, and the transform that they make."""
-        own_size, own_mean = self._sized or self.eval_resize is not None, self.mean is not None
-        if not own_mean:
-            self.mean, self.std = _tuple(transform.mean), _tuple(transform.std)
-        if not own_size:
-            self.image_size = found.view_pixels or found.pixels or self.image_size
-        if own_size or transform.pixels is None:  # files of a folder are of many sizes
-            size = self.image_size if own_size else found.pixels or self.image_size
-            transform = EvalTransform.imagenet(size, self.eval_resize, self.mean, self.std)
-        elif own_mean:
-            transform = transform.replace(mean=self.mean, std=self.std)
-        if self.eval_transform is None:
-            self.eval_transform = transform
+    def given(self) -> dict[str, Any]:
+        """Return the options that decide what is read, where they are given."""
+        return {name: value for name, value in _options(self.reader).items() if name != "channels"}
 
     def train_transform_like(self, found: Preprocessing) -> ImageTransform:
-        """Return the default augmentation, whose size, mean and std were taken over."""
-        return self.default_train_transform()
+        """Return the default augmentation, of the size, mean and std that are not given."""
+        size = self.image_size or found.view_pixels or found.pixels or _IMAGE_SIZE
+        return self._augmentation(size, *self._statistics(found))
+
+    def eval_transform_like(self, found: Preprocessing) -> ImageTransform:
+        """Return the transform that came with weights, of the size, mean and std that are given."""
+        transform, (mean, std) = found.transform, self._statistics(found)
+        size = self.image_size or found.pixels or _IMAGE_SIZE
+        as_theirs = as_pair(size) == found.pixels and self.eval_resize is None
+        if transform is None or transform.pixels is None or not as_theirs:  # files are of many sizes
+            return EvalTransform.imagenet(size, self.eval_resize, mean, std)
+        return transform if self.mean is None else transform.replace(mean=mean, std=std)
 
     def default_train_transform(self) -> ImageTransform:
         """Return recipe A2 up to 96 pixels and A1 above, to classify crops and flips alone."""
-        if self.task == "classify":
-            return SimCLRTransform(
-                self.image_size, interpolation="bicubic", cj_prob=0.0, gray_prob=0.0, blur_prob=0.0,
-                mean=self.mean, std=self.std,
-            )  # fmt: skip
-        small = max(as_pair(self.image_size)) <= _SMALL_IMAGE
-        preset = SimCLRTransform.cifar if small else SimCLRTransform.imagenet
-        return preset(self.image_size, mean=self.mean, std=self.std)
+        return self._augmentation(self.image_size or _IMAGE_SIZE, self.mean, self.std)
 
     def default_eval_transform(self) -> ImageTransform:
         """Return the centre crop of ``image_size`` pixels."""
-        return EvalTransform.imagenet(self.image_size, self.eval_resize, self.mean, self.std)
+        return EvalTransform.imagenet(self.image_size or _IMAGE_SIZE, self.eval_resize, self.mean, self.std)
+
+    def _statistics(self, found: Preprocessing) -> tuple[Any, Any]:
+        """Return mean and std as given, or as they came with weights."""
+        if self.mean is not None:
+            return self.mean, self.std
+        mean, std = found.statistics or (None, None)
+        return mean, std
+
+    def _augmentation(self, size: Size, mean: Any, std: Any) -> ImageTransform:
+        if self.task == "classify":
+            return SimCLRTransform(
+                size, interpolation="bicubic", cj_prob=0.0, gray_prob=0.0, blur_prob=0.0, mean=mean, std=std
+            )
+        small = max(as_pair(size)) <= _SMALL_IMAGE
+        preset = SimCLRTransform.cifar if small else SimCLRTransform.imagenet
+        return preset(size, mean=mean, std=std)
 
     def _scan(self) -> PictureTree:
         if self._tree is None:
@@ -302,5 +313,6 @@ class ImageFolderDataModule(SSLDataModule):
         return self._tree
 
 
-def _tuple(values: Sequence[float] | None) -> tuple[float, ...] | None:
-    return None if values is None else tuple(values)
+def _options(reader: PictureReader) -> dict[str, Any]:
+    """Return the options of a reader that change what is read, by name."""
+    return {name: getattr(reader, name) for name in ("channels", "bands", "value_range", "background")}

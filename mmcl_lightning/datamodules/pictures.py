@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -61,13 +62,14 @@ class PictureReader:
 
     With three channels, the default, or one, colour becomes grey and grey colour, and a file of another
     number of bands is refused. With ``bands``, or another number of ``channels``, the bands of a file are
-    taken as they are; those of a TIFF, also where they are its pages, by tifffile.
+    taken as they are; those of a TIFF, also where they are its pages, by tifffile, without its orientation.
 
     Args:
         channels: Channels of an image; None for the number of ``bands``, or 3.
         bands: Which bands of a file become the channels, counted from 0; None for all of them.
         value_range: Values of such deep pictures that become black and white, the first smaller; or None.
-        background: Grey level, or red, green and blue, behind transparent pixels, each 0 to 255.
+        background: Grey level, or red, green and blue, behind transparent pixels, each 0 to 255; None for
+            white.
         max_pixels: Most pixels of a picture; a small file can hold a picture that fills the memory.
 
     Raises:
@@ -77,7 +79,7 @@ class PictureReader:
     channels: int | None = None
     bands: tuple[int, ...] | None = None
     value_range: tuple[float, float] | None = None
-    background: int | tuple[int, int, int] = 255
+    background: int | tuple[int, int, int] | None = None
     max_pixels: int = _MAX_PIXELS
 
     def __post_init__(self) -> None:
@@ -96,9 +98,14 @@ class PictureReader:
             numbers = len(limits) == 2 and all(is_number(v) and np.isfinite(v) for v in limits)
             if not (numbers and limits[0] < limits[1]):
                 raise ConfigError(f"value_range must be two numbers, the first smaller, got {limits!r}")
-        levels = self.background if isinstance(self.background, tuple | list) else (self.background,) * 3
-        if len(levels) != 3 or not all(isinstance(v, int) and 0 <= v <= 255 for v in levels):
+        levels = self._page()
+        if len(levels) != 3 or not all(is_whole(v) and 0 <= v <= 255 for v in levels):
             raise ConfigError(f"background must be a grey level or three, 0 to 255, got {self.background!r}")
+
+    def _page(self) -> tuple[Any, ...]:
+        """Return red, green and blue behind transparent pixels."""
+        behind = 255 if self.background is None else self.background
+        return tuple(behind) if isinstance(behind, tuple | list) else (behind,) * 3
 
     @property
     def depth(self) -> int:
@@ -120,10 +127,12 @@ class PictureReader:
         try:
             with _any_size(), Image.open(path) as image:
                 self._check_size(image.height, image.width, path)
-                deep = self.value_range is not None and _has_deep_colour(image)
-                if self._whole_bands or (deep and is_tiff(path)):
+                deep = _has_deep_colour(image) and not is_tiff(path)
+                if deep and (self._whole_bands or self.value_range is not None):
+                    raise DataError(_deep_colour(path))
+                if self._whole_bands or (self.value_range is not None and _has_deep_colour(image)):
                     return self._from_bands(read_bands(path, self._checking(path), image), path)
-                _check_bands(image, path, deep)
+                _check_bands(image, path)
                 rgb = self._to_rgb(_upright(image), path)
                 return rgb if self.depth == 3 else _to_tensor(np.asarray(rgb.convert("L"))[None])
         except (OSError, SyntaxError, ValueError, MemoryError) as error:
@@ -187,24 +196,33 @@ class PictureReader:
             return Image.fromarray(self._to_bytes(np.asarray(image), path)).convert("RGB")
         if image.has_transparency_data:
             above = image.convert("RGBA")
-            behind = self.background if isinstance(self.background, tuple | list) else (self.background,) * 3
-            page = Image.new("RGBA", above.size, (*behind, 255))
+            page = Image.new("RGBA", above.size, (*self._page(), 255))
             return Image.alpha_composite(page, above).convert("RGB")
         return image.convert("RGB")
 
     def _to_bytes(self, values: NDArray[Any], path: str | Path) -> NDArray[np.uint8]:
         """Return the values of a picture as levels of 8 bits."""
         limits, floats = self.value_range, values.dtype.kind == "f"
-        if limits is None and values.dtype == np.uint8:
+        if values.dtype == np.uint8:
             return values
-        low, high = float(values.min()), float(values.max())
+        if values.dtype == bool:
+            return values.astype(np.uint8) * 255
+        if values.dtype.kind not in "iuf" or (
+            limits is None and values.dtype.kind == "i" and values.itemsize == 1
+        ):
+            kind = "complex numbers" if values.dtype.kind == "c" else f"values of type {values.dtype}"
+            hint = ": set data.value_range" if values.dtype.kind == "i" else ": convert it to floats"
+            raise DataError(f"the image {path} has {kind}, whose black and white are not known{hint}")
+        finite = values[np.isfinite(values)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (math.nan, math.nan)
         if limits is None:
             limits = (0.0, 1.0) if floats else (0.0, 65535.0)
-            if not (limits[0] <= low and high <= limits[1]):  # NaN too
+            if not (limits[0] <= low and high <= limits[1] and finite.size == values.size):
+                odd = " and others that are not finite" * (finite.size < values.size)
                 kind = "floats" if floats else "integers of more than 16 bits"
                 raise DataError(
-                    f"the image {path} has {kind} from {low:g} to {high:g}, whose black and white are not "
-                    f"known: set data.value_range, as in --data.value_range '[{low:g}, {high:g}]'"
+                    f"the image {path} has {kind} from {low:g} to {high:g}{odd}, whose black and white are "
+                    f"not known: set data.value_range, as in --data.value_range '[{low:g}, {high:g}]'"
                 )
         scaled = (values.astype(np.float64) - limits[0]) * (255.0 / (limits[1] - limits[0]))
         levels: NDArray[np.uint8] = np.rint(np.nan_to_num(scaled).clip(0.0, 255.0)).astype(np.uint8)
@@ -235,13 +253,26 @@ def _has_deep_colour(image: Image.Image) -> bool:
     return len(image.getbands()) > 1 and any("16" in str(tile[3]) for tile in getattr(image, "tile", []))
 
 
-def _check_bands(image: Image.Image, path: str | Path, deep: bool) -> None:
-    """Refuse a picture of which Pillow would show some bands or bits alone."""
-    if deep:
-        raise DataError(
-            f"the image {path} has colours of 16 bits, of which 8 are read here: for data.value_range "
-            "convert it to TIFF"
-        )
+def _deep_colour(path: str | Path) -> str:
+    return (
+        f"the image {path} has colours of 16 bits, of which Pillow reads 8: for data.value_range, "
+        "data.channels and data.bands convert it to TIFF"
+    )
+
+
+def _check_bands(image: Image.Image, path: str | Path) -> None:
+    """Refuse a picture of which Pillow would show some bands or pages alone."""
+    pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+    if pages > 1:  # a smaller second page is a thumbnail
+        size = image.size
+        image.seek(1)
+        equal = image.size == size
+        image.seek(0)
+        if equal:
+            raise DataError(
+                f"the image {path} has {pages} pages: set data.channels to {pages}, or say which to take, as "
+                "in --data.bands '[0]' for the first"
+            )
     count = max(len(image.getbands()), getattr(image, "tag_v2", {}).get(_SAMPLES_PER_PIXEL, 1))
     if count > len(image.getbands()):
         raise DataError(_many_bands(path, count, 3))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torchvision
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from mmcl_lightning.datamodules import SSLDataModule
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.transforms import EvalTransform
 
-__all__ = ["preprocessing_of", "published_preprocessing", "take_over"]
+__all__ = ["compare_with_checkpoint", "preprocessing_of", "published_preprocessing", "take_over"]
 
 
 def preprocessing_of(module: Any) -> Preprocessing | None:
@@ -19,8 +20,8 @@ def preprocessing_of(module: Any) -> Preprocessing | None:
     Args:
         module: A module with a trainer.
     """
-    ask = getattr(getattr(module.trainer, "datamodule", None), "preprocessing", None)
-    return ask() if callable(ask) else None
+    datamodule = getattr(module.trainer, "datamodule", None)
+    return datamodule.preprocessing() if isinstance(datamodule, SSLDataModule) else None
 
 
 def take_over(module: Any, keep_data: bool = False) -> None:
@@ -28,21 +29,39 @@ def take_over(module: Any, keep_data: bool = False) -> None:
 
     Args:
         module: A module with a trainer; its ``preprocessing`` says what came with the weights, and afterwards
-            what is done.
-        keep_data: Leave the data module as it is.
+            what is done, None if nobody knows.
+        keep_data: Leave the data module as it is, unless what came is the module's own.
 
     Raises:
         ConfigError: If the options of the data module say otherwise.
     """
-    datamodule: Any = getattr(module.trainer, "datamodule", None)
-    found = module.preprocessing
-    if not hasattr(datamodule, "take_over"):
+    datamodule = getattr(module.trainer, "datamodule", None)
+    found = None if module.preprocessing is None else Preprocessing.from_plain(module.preprocessing)
+    if not isinstance(datamodule, SSLDataModule):
+        how = "the weights do not say how" if found is None else f"of {found}"
+        rank_zero_info(f"images have to be made as those that the weights were trained on: {how}")
+        module.preprocessing = None
         return
     if found is None:
         rank_zero_info("the weights do not say how their images were made: data has to have it the same way")
-    elif not keep_data:
-        datamodule.take_over(Preprocessing.from_plain(found))
+    elif not keep_data or module.own_preprocessing:
+        datamodule.take_over(found, strict=not keep_data)
     module.preprocessing = datamodule.preprocessing().to_plain()
+
+
+def compare_with_checkpoint(module: Any, checkpoint: dict[str, Any]) -> None:
+    """Warn where a checkpoint that is taken up was made on images made in another way than those of now.
+
+    Args:
+        module: A module with a trainer.
+        checkpoint: Its checkpoint.
+    """
+    made, before = preprocessing_of(module), checkpoint.get("preprocessing")
+    if made is None or before is None:
+        return
+    found = Preprocessing.from_plain(before)
+    if found.text and found.text != made.text:
+        rank_zero_warn(f"the checkpoint was made on images of {found}; these are of {made}")
 
 
 def published_preprocessing(name: str, network: Any) -> Preprocessing:
@@ -64,4 +83,4 @@ def published_preprocessing(name: str, network: Any) -> Preprocessing:
         channels, resize, mean, std = 3, told.resize_size[0], told.mean, told.std
     crop = height if height == width else (height, width)
     transform = EvalTransform(resize, crop, tuple(mean), tuple(std))
-    return Preprocessing(transform, (height, width), (height, width), channels)
+    return Preprocessing.of(transform, (height, width), (height, width), channels)

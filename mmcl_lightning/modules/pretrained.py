@@ -44,7 +44,7 @@ class PretrainedBackbone(LightningModule):
         super().__init__()
         check_choice("preprocessing", preprocessing, ("checkpoint", "data"))
         self.backbone, source, report = backbone_from(checkpoint, backbone, cifar_stem)
-        self.preprocessing = source["preprocessing"]
+        self.preprocessing, self.own_preprocessing = source["preprocessing"], False
         self.keep_data = preprocessing == "data"
         self.backbone.requires_grad_(False)
         rank_zero_info(report)

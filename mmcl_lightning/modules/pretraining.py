@@ -119,7 +119,7 @@ class PretrainingModule(ResumableModule):
         rank_zero_info(load_backbone(self.backbone, file))
         if file.preprocessing is not None and self.preprocessing is not None:
             told, own = map(Preprocessing.from_plain, (file.preprocessing, self.preprocessing))
-            if own.transform is not None and not told.normalised_as(own.transform):
+            if told.difference(own.statistics):
                 rank_zero_warn(f"the weights of {path} were trained on images of {told}; these are of {own}")
 
     @abstractmethod

@@ -21,6 +21,7 @@ from mmcl_lightning._lightning import (
 from mmcl_lightning._options import check_number
 from mmcl_lightning._specs import to_spec
 from mmcl_lightning.errors import ConfigError, NumericalError
+from mmcl_lightning.modules.preprocessing import compare_with_checkpoint
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,6 +45,7 @@ class ResumableModule(LightningModule):
         self._optimizers_before: list[dict[str, Any]] | None = None  # of the run that is resumed
         self._optimizers: list[dict[str, Any]] = []
         self.preprocessing: dict[str, Any] | None = None  # how images reach the backbone, in plain data
+        self.own_preprocessing = False  # whether a checkpoint of the module itself has told that
         self._lr: float | None = None
         self._found_lr: float | None = None  # of a finder, in this run or the one that is resumed
 
@@ -133,7 +135,11 @@ class ResumableModule(LightningModule):
         A part that is compiled in one of checkpoint and module, and not in the other, has the same weights.
         """
         self._optimizers_before = checkpoint.get("optimizers")
-        self.preprocessing = checkpoint.get("preprocessing", self.preprocessing)
+        if self._trainer is None:
+            self.preprocessing = checkpoint.get("preprocessing", self.preprocessing)
+            self.own_preprocessing = "preprocessing" in checkpoint
+        else:  # what is done is known already
+            compare_with_checkpoint(self, checkpoint)
         if self._trainer is not None and is_resumed(self.trainer):
             if checkpoint.get("found_lr") is not None:
                 self.lr = checkpoint["found_lr"]

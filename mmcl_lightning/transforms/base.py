@@ -21,16 +21,22 @@ __all__ = [
     "ImageTransform",
     "MultiView",
     "Size",
+    "Statistics",
+    "as_floats",
     "as_pair",
+    "as_size",
     "check_statistics",
     "described",
     "disagreement",
     "normalise",
+    "statistics_of",
     "statistics_text",
 ]
 
 #: Height and width in pixels, or one number for both.
 Size = int | tuple[int, int]
+#: Mean and std by channel; empty where pixels stay in [0, 1].
+Statistics = tuple[tuple[float, ...], ...]
 
 
 class ImageTransform(ABC):
@@ -118,15 +124,36 @@ def described(transform: Any) -> str:
         transform: An :class:`ImageTransform`, or any other callable.
     """
     text = re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(transform).split()))
-    return f"{text}, {statistics_text(transform)}" if isinstance(transform, ImageTransform) else text
+    if not isinstance(transform, ImageTransform):
+        return text
+    return f"{text}, {statistics_text(statistics_of(transform)).removeprefix('normalised by ')}"
 
 
-def statistics_text(transform: ImageTransform) -> str:
-    """Say in words how a transform normalises."""
-    if transform.mean is None or transform.std is None:
+def statistics_of(transform: Any) -> Statistics | None:
+    """Return mean and std that a transform normalises with, ``()`` where it gives [0, 1], None if unknown.
+
+    Args:
+        transform: An :class:`ImageTransform`, a :class:`MultiView` of one, or torchvision's ``Normalize``,
+            also within ``Compose``.
+    """
+    transform = transform.transform if isinstance(transform, MultiView) else transform
+    if isinstance(transform, ImageTransform):
+        statistics = transform.statistics
+        return () if statistics is None else tuple(tuple(v.flatten().tolist()) for v in statistics)
+    if type(transform).__name__ == "Normalize":  # torchvision's, old and new
+        return tuple(tuple(map(float, v)) for v in (transform.mean, transform.std))
+    parts = getattr(transform, "transforms", ())
+    return next((found for part in reversed(parts) if (found := statistics_of(part)) is not None), None)
+
+
+def statistics_text(statistics: Statistics | None) -> str:
+    """Say in words how images are normalised."""
+    if statistics is None:
+        return "normalised in an unknown way"
+    if not statistics:
         return "in [0, 1]"
-    mean, std = (", ".join(f"{value:g}" for value in values) for values in (transform.mean, transform.std))
-    return f"mean {mean}, std {std}"
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in statistics)
+    return f"normalised by mean {mean}, std {std}"
 
 
 def disagreement(train: Any, evaluation: Any) -> str | None:
@@ -191,7 +218,18 @@ def check_statistics(
         raise ConfigError(f"mean and std need one number per channel each, got mean={mean}, std={std}")
     if min(std) <= 0:
         raise ConfigError(f"every std must be positive, got std={std}")
+    mean, std = as_floats(mean), as_floats(std)
     return torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
+
+
+def as_size(size: Size) -> Size:
+    """Return one number, or a tuple of two, which prints alike however it was given."""
+    return (size[0], size[1]) if isinstance(size, tuple | list) else size
+
+
+def as_floats(values: Sequence[float] | None) -> tuple[float, ...] | None:
+    """Return numbers of any kind as Python's own, which a checkpoint can hold."""
+    return None if values is None else tuple(float(value) for value in values)
 
 
 def normalise(pixels: Tensor, statistics: tuple[Tensor, Tensor] | None) -> Tensor:

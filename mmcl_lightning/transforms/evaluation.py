@@ -5,7 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from mmcl_lightning._options import check_number
-from mmcl_lightning.transforms.base import ImageTransform, Size, as_pair, check_statistics, normalise
+from mmcl_lightning.transforms.base import (
+    ImageTransform,
+    Size,
+    as_floats,
+    as_pair,
+    as_size,
+    check_statistics,
+    normalise,
+)
 from mmcl_lightning.transforms.images import (
     PixelImage,
     cover,
@@ -41,10 +49,9 @@ class EvalTransform(ImageTransform):
         self._resize = None if resize is None else as_pair(resize, "resize")
         self._crop = None if crop is None else as_pair(crop, "crop")
         self._statistics = check_statistics(mean, std)
-        self.resize = resize
-        self.crop = crop
-        self.mean = mean
-        self.std = std
+        self.resize = None if resize is None else as_size(resize)
+        self.crop = None if crop is None else as_size(crop)
+        self.mean, self.std = as_floats(mean), as_floats(std)
 
     @classmethod
     def cifar(cls) -> EvalTransform:
@@ -111,10 +118,9 @@ class CentralCrop(ImageTransform):
         self._size = as_pair(size)
         check_number("fraction", fraction, "in (0, 1]", "it is a share of each side")
         self._statistics = check_statistics(mean, std)
-        self.size = size
+        self.size = as_size(size)
         self.fraction = fraction
-        self.mean = mean
-        self.std = std
+        self.mean, self.std = as_floats(mean), as_floats(std)
 
     def __call__(self, image: PixelImage) -> Tensor:
         """Return a float32 tensor of shape ``(C, *size)``."""

@@ -15,7 +15,15 @@ from torchvision.transforms.v2 import functional as tvf
 
 from mmcl_lightning._options import check_choice, check_number
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.transforms.base import ImageTransform, Size, as_pair, check_statistics, normalise
+from mmcl_lightning.transforms.base import (
+    ImageTransform,
+    Size,
+    as_floats,
+    as_pair,
+    as_size,
+    check_statistics,
+    normalise,
+)
 from mmcl_lightning.transforms.batched import adjust_colors, blend_with_gray, resample, resampling_weights
 from mmcl_lightning.transforms.blur import BlurPadding, GaussianBlur
 from mmcl_lightning.transforms.images import PixelImage, image_size, image_to_tensor
@@ -109,7 +117,7 @@ class SimCLRTransform(ImageTransform):
     ) -> None:
         self._size = as_pair(size)
         check_choice("interpolation", interpolation, sorted(_RESAMPLING))
-        self.size = size
+        self.size = as_size(size)
         self.crop_scale = _interval("crop_scale", crop_scale, high=1.0)
         self.crop_ratio = _interval("crop_ratio", crop_ratio)
         self.interpolation = interpolation
@@ -124,8 +132,7 @@ class SimCLRTransform(ImageTransform):
         self.blur_kernel = blur_kernel
         self.blur_sigma = _interval("blur_sigma", blur_sigma)
         self.blur_padding = blur_padding
-        self.mean = mean
-        self.std = std
+        self.mean, self.std = as_floats(mean), as_floats(std)
         self._statistics = check_statistics(mean, std)
         self._blur = GaussianBlur(self._size, blur_kernel, blur_padding) if blur_prob > 0 else None
 

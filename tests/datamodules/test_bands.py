@@ -137,3 +137,54 @@ def test_a_network_trains_on_four_channels(augment: str, cache: bool, tmp_path: 
     assert module.preprocessing["channels"] == 4
     with pytest.raises(ConfigError, match="mean and std have 4 numbers, and images 3 channels"):
         ImageFolderDataModule(str(tmp_path), **options)
+
+
+def test_pages_that_were_written_one_by_one(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        for band in FIVE.transpose(2, 0, 1):
+            file.write(band, photometric="minisblack", contiguous=False)
+    image = PictureReader(channels=5)(tmp_path / "a.tif")
+    assert np.array_equal(image.numpy(), FIVE.transpose(2, 0, 1))
+
+
+def test_a_stack_of_pages_is_not_its_first_page(tmp_path: Path) -> None:
+    path = tiff(tmp_path / "a.tif", FIVE.transpose(2, 0, 1), planarconfig=None)
+    for options in ({}, {"channels": 1}):
+        with pytest.raises(DataError, match=r"a\.tif has 5 pages: set data\.channels to 5, or say which"):
+            PictureReader(**options)(path)
+    assert np.array_equal(PictureReader(bands=(1,))(path)[0].numpy(), FIVE[..., 1])
+    with tifffile.TiffWriter(tmp_path / "photo.tif") as file:  # as cameras write it, with a thumbnail
+        file.write(FIVE[..., :3], photometric="rgb")
+        file.write(FIVE[:3, :3, :3], photometric="rgb")
+    assert np.array_equal(np.asarray(PictureReader()(tmp_path / "photo.tif")), FIVE[..., :3])
+
+
+def test_types_of_values(tmp_path: Path) -> None:
+    """Eight bits are taken as they are, whatever the range; what is not known is refused."""
+    path = tiff(tmp_path / "a.tif", FIVE)
+    assert np.array_equal(
+        PictureReader(channels=5, value_range=(0, 4095))(path).numpy(), FIVE.transpose(2, 0, 1)
+    )
+    mask = tiff(tmp_path / "m.tif", FIVE > 100)
+    assert PictureReader(channels=5)(mask).unique().tolist() == [0, 255]
+    signed = tiff(tmp_path / "s.tif", FIVE.astype(np.int8))
+    with pytest.raises(DataError, match=r"s\.tif has values of type int8, .*: set data\.value_range"):
+        PictureReader(channels=5)(signed)
+    assert PictureReader(channels=5, value_range=(-128, 127))(signed).max() == 255
+    with pytest.raises(DataError, match=r"c\.tif has complex numbers, .*: convert it to floats"):
+        PictureReader(channels=5)(tiff(tmp_path / "c.tif", FIVE.astype(np.complex64)))
+    values = np.where(FIVE > 100, np.nan, FIVE).astype(np.float32)
+    with pytest.raises(DataError, match=r"--data\.value_range '\[0, 100\]'"):
+        PictureReader(channels=5)(tiff(tmp_path / "n.tif", values))
+
+
+def test_colours_of_16_bits_in_other_files(tmp_path: Path) -> None:
+    """Pillow reads the upper 8 bits of them, which is right without a range."""
+    import imagecodecs
+
+    values = np.linspace(0, 65535, 6 * 7 * 3).round().astype(np.uint16).reshape(6, 7, 3)
+    (tmp_path / "a.png").write_bytes(imagecodecs.png_encode(values))
+    assert np.abs(np.asarray(PictureReader()(tmp_path / "a.png")) - values / 257).max() <= 1
+    for options in ({"value_range": (0, 4095)}, {"bands": (0, 1, 2)}):
+        with pytest.raises(DataError, match=r"a\.png has colours of 16 bits, of which Pillow reads 8: for"):
+            PictureReader(**options)(tmp_path / "a.png")

@@ -333,7 +333,7 @@ def test_transforms_that_do_not_go_together_are_said(train: Any, evaluation: Any
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         module.setup()
-        module.setup()
+        module.check_options()
     assert [said in str(warning.message) for warning in found] == ([True] if said else [])
 
 

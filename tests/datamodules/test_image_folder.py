@@ -111,7 +111,7 @@ def test_cache_has_a_limit(tmp_path: Path, fake: ModuleType, monkeypatch: pytest
     with pytest.raises(
         ConfigError, match=r"cache needs more than .* \(3 of 5 images decoded\); set cache to false"
     ):
-        folder(tmp_path, cache=True).setup()
+        folder(tmp_path, cache=True).splits  # noqa: B018
 
 
 @pytest.mark.parametrize(("content", "workers"), [(b"", 0), (b"no image at all", 0), (None, 0), (None, 1)])

@@ -62,7 +62,10 @@ def test_black_is_black_and_white_is_white(
             r"floats from 0 to 255, .*set data.value_range, .*'\[0, 255\]'",
         ),
         ((RAMP * 1e6).astype(np.int32), "has integers of more than 16 bits from 0 to 1e"),
-        (np.where(RAMP > 0.5, np.nan, RAMP).astype(np.float32), "has floats from nan to nan"),
+        (
+            np.where(RAMP > 0.5, np.nan, RAMP).astype(np.float32),
+            "has floats from 0 to 0.492063 and others that are not finite",
+        ),
     ],
 )
 def test_values_without_a_known_range_are_refused(values: np.ndarray, match: str, tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_twelve_bits_in_sixteen_are_warned_of(
 ) -> None:
     for index in range(6):
         Image.fromarray(np.full((8, 8), top - index, np.uint16)).save(tmp_path / f"{index}.png")
-    module(tmp_path, **options).setup("fit")
+    module(tmp_path, **options).check_options()
     said = [str(warning.message) for warning in recwarn if "nearly black" in str(warning.message)]
     assert len(said) == warned
     assert all("--data.value_range '[0, 4095]'" in message for message in said)

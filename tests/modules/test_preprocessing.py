@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 import torchvision
 from lightning.pytorch import Trainer
 from PIL import Image
+from torchvision.transforms import v2
 
 from mmcl_lightning.datamodules import ImageFolderDataModule, ShapesDataModule
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
@@ -132,10 +135,11 @@ def test_the_data_module_may_keep_its_own_way(pictures: str, tmp_path: Path) -> 
 def test_another_size_is_warned_of_and_keeps_mean_and_std(pictures: str, tmp_path: Path) -> None:
     path = pretrained(tmp_path / "a.ckpt", folder(pictures, image_size=24, mean=MEAN, std=STD))
     data = folder(pictures, task="classify", image_size=(16, 20))
-    with pytest.warns(UserWarning, match="judged on images of 24 x 24 pixels, these have 16 x 20"):
+    with pytest.warns(UserWarning, match="judged on images of 24 x 24 pixels by .*; these are of 16 x 20"):
         run().fit(LinearEvaluation(path), data)
     assert next(iter(data.test_dataloader()))[0].shape[2:] == (16, 20)
-    assert data.eval_transform.mean == data.train_transform.mean == MEAN
+    train, evaluation = data._transforms()
+    assert train.mean == evaluation.mean == MEAN
 
 
 def test_weights_of_one_data_set_are_judged_on_another(pictures: str, tmp_path: Path) -> None:
@@ -158,8 +162,8 @@ def test_an_evaluations_own_file_says_it_too(pictures: str, tmp_path: Path) -> N
     module = LinearEvaluation.load_from_checkpoint(tmp_path / "linear.ckpt")
     data = folder(pictures, task="classify")
     run().test(module, data)
-    assert tuple(data.eval_transform.mean) == MEAN
-    assert data.eval_transform.pixels == (24, 24)
+    assert data._transforms()[1].mean == MEAN
+    assert data._transforms()[1].pixels == (24, 24)
 
 
 def test_a_pretraining_that_starts_from_other_images_says_so(pictures: str, tmp_path: Path) -> None:
@@ -172,16 +176,148 @@ def test_a_pretraining_that_starts_from_other_images_says_so(pictures: str, tmp_
 
 
 def test_it_survives_plain_data() -> None:
-    transform = EvalTransform(28, (24, 20), MEAN, STD)
-    found = Preprocessing(transform, (24, 20), (16, 16), 3, {"bands": [0, 1, 2]})
+    transform = EvalTransform(28, (24, 20), np.array(MEAN), STD)
+    found = Preprocessing.of(transform, (24, 20), (16, 16), 3)
+    found = dataclasses.replace(found, reader={"bands": (0, 1, 2), "value_range": None})
     again = Preprocessing.from_plain(found.to_plain())
-    assert (again.pixels, again.view_pixels, again.channels, again.reader) == (
-        (24, 20), (16, 16), 3, {"bands": [0, 1, 2]},
-    )  # fmt: skip
-    assert again.transform.options() == {"resize": 28, "crop": [24, 20], "mean": [*MEAN], "std": [*STD]}
-    unkept = Preprocessing.from_plain(Preprocessing(Unkept(8), (8, 8), None, 3).to_plain())
-    assert unkept.transform is None
-    assert unkept.normalised_as(transform)
+    assert again.transform.options() == transform.options()
+    assert dataclasses.replace(again, transform=found.transform) == found
+    assert again.text == (
+        "24 x 20 pixels by EvalTransform(resize=28, crop=(24, 20)), mean 0.5, 0.25, 0.125, std 0.5, 0.5, 0.25"
+    )
+
+
+@pytest.mark.parametrize("transform", [Unkept(8), CentralCrop(8, mean=MEAN, std=STD), "compose", "unknown"])
+def test_what_is_known_of_a_transform_that_cannot_be_stored(transform: Any) -> None:
+    known = v2.Compose([v2.Resize(8), v2.Normalize(MEAN, STD)])
+    transform = {"compose": known, "unknown": v2.Resize(8)}.get(transform, transform)
+    again = Preprocessing.from_plain(Preprocessing.of(transform, (8, 8), None, 3).to_plain())
+    assert (again.transform is None) == (not isinstance(transform, CentralCrop))
+    expected = {Unkept: (), CentralCrop: (MEAN, STD), v2.Compose: (MEAN, STD), v2.Resize: None}
+    assert again.statistics == expected[type(transform)]
+    assert "8 x 8 pixels by" in again.text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"channels": None}, {"channels": "three"}, {"channels": 0}, {"pixels": [5]}, {"pixels": 5},
+        {"pixels": [-1, 4]}, {"reader": []}, {"statistics": [[0.5]]}, {"statistics": [["a"], ["b"]]},
+        {"statistics": [[float("nan")] * 3, [1.0] * 3]}, {"text": 5}, {"view_pixels": "ab"},
+    ],
+)  # fmt: skip
+def test_a_tampered_one_is_a_sentence(damage: dict[str, Any]) -> None:
+    plain = Preprocessing.of(EvalTransform(8, 8), (8, 8), None, 3).to_plain()
+    with pytest.raises(ConfigError, match="does not say in a known form how its images were made"):
+        Preprocessing.from_plain({**plain, **damage})
+    for spec in (
+        {"class_path": 5},
+        {"class_path": "torch.nn.Linear"},
+        {"class_path": ""},
+        {"init_args": {}},
+        7,
+    ):
+        assert Preprocessing.from_plain({**plain, "transform": spec}).transform is None
+
+
+def images_of(module: Any, data: Any, run_: str = "test", **options: Any) -> torch.Tensor:
+    """The first batch that a run sees."""
+    seen: list[torch.Tensor] = []
+    hook = module.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
+    getattr(run(), run_)(module, data, **options)
+    hook.remove()
+    return seen[0]
+
+
+def test_what_is_recorded_is_what_is_done(pictures: str, tmp_path: Path) -> None:
+    """A checkpoint that is taken up does not overwrite it, and what differs is said."""
+    plain = pretrained(tmp_path / "plain.ckpt", folder(pictures, image_size=16))
+    trainer = run()
+    trainer.fit(
+        LinearEvaluation(plain, preprocessing="data"),
+        folder(pictures, task="classify", image_size=20, mean=MEAN, std=STD),
+    )
+    trainer.save_checkpoint(tmp_path / "linear.ckpt")
+    again = LinearEvaluation(plain)
+    data = folder(pictures, task="classify")
+    with pytest.warns(UserWarning, match=r"was made on images of 20 x 20 .*; these are of 16 x 16 "):
+        images = images_of(again, data, "test", ckpt_path=tmp_path / "linear.ckpt")
+    assert images.shape[2:] == (16, 16)
+    assert images.min() >= 0
+    assert again.preprocessing["text"].startswith("16 x 16 pixels")
+
+
+def test_a_file_of_an_evaluation_is_tested_as_it_was_trained(pictures: str, tmp_path: Path) -> None:
+    """Also where it had kept to its data module."""
+    plain = pretrained(tmp_path / "plain.ckpt", folder(pictures, image_size=16))
+    trainer = run()
+    options = {"task": "classify", "image_size": 20, "mean": MEAN, "std": STD}
+    trainer.fit(LinearEvaluation(plain, preprocessing="data"), folder(pictures, **options))
+    trainer.save_checkpoint(tmp_path / "linear.ckpt")
+    module = LinearEvaluation.load_from_checkpoint(tmp_path / "linear.ckpt")
+    images = images_of(module, folder(pictures, task="classify"))
+    assert torch.equal(images, images_of(module, folder(pictures, **options)))
+    assert images.shape[2:] == (20, 20)
+    assert images.min() < -0.5
+
+
+def test_one_data_module_for_several_weights(pictures: str, tmp_path: Path) -> None:
+    first = pretrained(tmp_path / "a.ckpt", folder(pictures, image_size=24, eval_resize=28))
+    second = pretrained(tmp_path / "b.ckpt", folder(pictures, image_size=16, mean=MEAN, std=STD))
+    data = folder(pictures, task="classify")
+    for path, size in ((first, 24), (second, 16), (first, 24)):
+        assert images_of(judge(path, data), data).shape[2:] == (size, size)
+    assert data.image_size is data.mean is data.eval_transform is data.train_transform is None
+
+
+def test_with_loaders_of_ones_own_nobody_knows(pictures: str, tmp_path: Path) -> None:
+    path = pretrained(tmp_path / "a.ckpt", folder(pictures, image_size=24))
+    items = [(torch.rand(3, 16, 16), index % 2) for index in range(8)]
+    loader = torch.utils.data.DataLoader(items, batch_size=4)
+    module = LinearEvaluation(path, num_classes=2)
+    run().fit(module, loader, loader)
+    assert module.preprocessing is None
+    assert "images of" not in module.described
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"bands": (0, 1, 2)},
+            r"images of bands \(3, 2, 1\), and data.bands is \(0, 1, 2\): leave it",
+        ),
+        ({"value_range": (0, 65535)}, r"of value_range \(0, 4095\), and data.value_range is \(0, 65535\)"),
+        ({"background": 7}, "of background 0, and data.background is 7"),
+    ],
+)
+def test_files_are_read_as_they_were(options: dict[str, Any], match: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for index in range(12):
+        path = tmp_path / "tiles" / "ab"[index % 2] / f"{index}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = rng.integers(0, 4096, (24, 24, 5), dtype=np.uint16)
+        tifffile.imwrite(path, values, photometric="minisblack", planarconfig="contig")
+    root = str(tmp_path / "tiles")
+    own = {"image_size": 16, "bands": (3, 2, 1), "value_range": (0, 4095), "background": 0}
+    data = folder(root, **own)
+    path = pretrained(tmp_path / "a.ckpt", data)
+    judged = folder(root, task="classify", cache=True)
+    judge(path, judged)
+    assert torch.equal(next(iter(judged.test_dataloader()))[0], next(iter(data.heldout_dataloader()))[0])
+    with pytest.raises(ConfigError, match=match):
+        judge(path, folder(root, task="classify", **options))
+    judge(path, folder(root, **{**own, **options, "task": "classify"}), preprocessing="data")
+
+
+def test_the_crop_of_the_weights_stays_where_their_size_is_given(pictures: str, tmp_path: Path) -> None:
+    path = pretrained(tmp_path / "a.ckpt", folder(pictures, image_size=16, eval_resize=20))
+    data = folder(pictures, task="classify", image_size=16)
+    judge(path, data)
+    assert data._transforms()[1].resize == 20
+    other = folder(pictures, task="classify", eval_transform=CentralCrop(16))
+    with pytest.warns(UserWarning, match=r"on images of 16 x 16 pixels by EvalTransform.* CentralCrop"):
+        run().fit(LinearEvaluation(path), other)
 
 
 def test_published_weights_bring_their_own(monkeypatch: pytest.MonkeyPatch, pictures: str) -> None:
