@@ -99,7 +99,7 @@ def embed(arguments: list[str]) -> None:
     )
     parser.add_function_arguments(embed_folder, skip={"data"})
     parser.add_class_arguments(ImageFolderDataModule, "data", skip=_TRAINING)
-    parser.set_defaults({"data.damaged": "skip"})
+    parser.set_defaults({"data.on_bad_image": "skip"})
     options = parser.instantiate_classes(parser.parse_args(arguments))
     options.data.holdout = 0.0  # of a folder without splits nothing is held out
     embed_folder(**options)

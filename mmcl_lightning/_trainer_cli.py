@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    ModelCheckpoint,
+    ProgressBar,
+    RichProgressBar,
+    TQDMProgressBar,
+)
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -23,6 +29,7 @@ from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, Res
 from mmcl_lightning.callbacks.config import SaveConfigAtStart
 from mmcl_lightning.callbacks.monitors import MonitorCheck
 from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
+from mmcl_lightning.callbacks.skipped import SkippedImages
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.negatives.command import draw_negatives
 
@@ -116,6 +123,8 @@ class MMCLCLI(LightningCLI):
         for index, callback in enumerate(callbacks):
             if type(callback) in (RichProgressBar, TQDMProgressBar):  # a subclass is the user's own
                 callbacks[index] = progress_bar()
+        saving = [index for index, callback in enumerate(callbacks) if isinstance(callback, Checkpoint)]
+        callbacks.insert(min(saving, default=len(callbacks)), SkippedImages())  # checkpoints have its count
         bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if self.subcommand == "fit" and not (bar and sys.stderr.isatty()):
             callbacks.append(EpochLines())

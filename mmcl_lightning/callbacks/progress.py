@@ -33,6 +33,8 @@ class _RunMetrics:
         shown: dict[str, Any] = {
             short: f"{float(logged[name]):.3f}" for name, short in _SHOWN.items() if name in logged
         }
+        if skipped := int(logged.get("data/skipped_images", 0)):
+            shown["skipped"] = skipped
         if "time/images_per_second" in logged:
             shown["img/s"] = f"{float(logged['time/images_per_second']):.0f}"
         if (left := self._seconds_left(trainer)) is not None:

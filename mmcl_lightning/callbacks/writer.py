@@ -38,7 +38,7 @@ class RepresentationWriter(BasePredictionWriter):
         Arrays ``h`` ``(N, F)``, ``z`` ``(N, D)`` and ``target`` ``(N,)``, in the order of the data, and which
         image each row is of: ``path``, ``class`` and ``split`` of a datamodule of ours, or ``name`` as the
         batches have it. In Parquet h and z are lists of a fixed size. Images that could not be read, which a
-        datamodule with ``damaged: skip`` numbers ``~position``, have no row, and are named once.
+        datamodule with ``on_bad_image: skip`` numbers ``~position``, have no row, and are named once.
     """
 
     def __init__(self, path: str | None = None) -> None:

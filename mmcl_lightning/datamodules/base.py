@@ -83,8 +83,8 @@ class SSLDataModule(LightningDataModule):
         ConfigError: If an option is out of its range.
     """
 
-    skip_damaged = False
-    """Whether prediction leaves out images that cannot be read; their position is then ``~position``."""
+    on_bad_image = "error"
+    """What is done about images that cannot be read, ``"error"`` or ``"skip"``; see ImageFolderDataModule."""
 
     def __init__(
         self,
@@ -268,15 +268,14 @@ class SSLDataModule(LightningDataModule):
     def predict_dataloader(self) -> DataLoader[Any]:
         """Images of ``predict_split`` under the evaluation transform, ``(image, target, position)``.
 
+        An image that is skipped has the position ``~position``, and shows another.
         :meth:`rows` says which image stands at a position.
 
         Raises:
             ConfigError: If nothing is held out and ``predict_split`` is ``"test"``.
         """
         parts = self.splits.predicted(self.predict_split)
-        return self._eval_loader(
-            JoinedSource(list(parts.values())), numbered=True, skip_damaged=self.skip_damaged
-        )
+        return self._eval_loader(JoinedSource(list(parts.values())), numbered=True)
 
     def rows(self, positions: Sequence[int]) -> dict[str, list[str]]:
         """Say which images stand at positions of :meth:`predict_dataloader`.
@@ -347,14 +346,18 @@ class SSLDataModule(LightningDataModule):
         """Return the number of images and a hash of them for each split; see :meth:`Splits.fingerprint`."""
         return self.splits.fingerprint()
 
+    def skipped_images(self) -> list[str]:
+        """Return the files that were skipped so far as they cannot be read, by this process's loaders."""
+        return []
+
     def prepared(self) -> str:
         """Say in words how the images of readouts and evaluations are prepared."""
         return described(self._transforms()[1])
 
     def _first_image(self) -> PixelImage:
-        """Return the first training image; where damaged ones are left out, the first that can be read."""
+        """Return the first training image; where bad ones are skipped, the first that can be read."""
         source = self._opened().pretrain
-        return first_readable(source) if self.skip_damaged else source.image(0)
+        return first_readable(source) if self._skips else source.image(0)
 
     def _labelled(self) -> ImageSource:
         """Training images of the classification."""
@@ -378,21 +381,21 @@ class SSLDataModule(LightningDataModule):
     def _view_dataset(self, source: ImageSource) -> ViewDataset:
         transform: Any = self._transforms()[0]
         if self.task == "pretrain":
-            return view_dataset(source, transform, self.seed, self.augment)
+            return view_dataset(source, transform, self.seed, self.augment, self._skips)
         if self.augment == "batch":
             raise ConfigError("augment is 'batch', which makes views to pretrain: set augment to 'image'")
         transform = transform.transform if isinstance(transform, MultiView) else transform
-        return ViewDataset(source, transform, self.seed)
+        return ViewDataset(source, transform, self.seed, self._skips)
 
     def _collate(self, dataset: ViewDataset) -> BatchedViews | None:
         """Return what makes a batch of the items; None for torch's own way."""
         return dataset.collate() if isinstance(dataset, RawViewDataset) else None
 
     def _eval_loader(
-        self, source: ImageSource, share: bool = False, numbered: bool = False, skip_damaged: bool = False
+        self, source: ImageSource, share: bool = False, numbered: bool = False
     ) -> DataLoader[Any]:
         _, transform = self._transforms()
-        dataset: Dataset[Any] = EvalDataset(source, transform, numbered, skip_damaged)
+        dataset: Dataset[Any] = EvalDataset(source, transform, numbered, self._skips)
         sampler = EvenSampler(dataset, self._world_size, self._rank) if share else None
         return DataLoader(
             dataset=dataset,
@@ -421,6 +424,10 @@ class SSLDataModule(LightningDataModule):
             "pin_memory": torch.cuda.is_available(),
             "generator": torch.Generator().manual_seed(self.seed),
         }
+
+    @property
+    def _skips(self) -> bool:
+        return self.on_bad_image == "skip"
 
     @property
     def _world_size(self) -> int:

@@ -11,15 +11,32 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mmcl_lightning.datamodules.loading import mix_seed
-from mmcl_lightning.datamodules.sources import ImageSource, first_readable
-from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.datamodules.skipping import read_or_replace
+from mmcl_lightning.datamodules.sources import ImageSource
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import MultiView, SimCLRTransform
 from mmcl_lightning.transforms.images import PixelImage, image_size
 
 __all__ = ["BatchedViews", "EvalDataset", "RawViewDataset", "ViewDataset", "view_dataset"]
 
 
-class ViewDataset(Dataset[Any]):
+class _SourceDataset(Dataset[Any]):
+    """Images of a source under a transform; with ``skip`` others stand in for those that cannot be read."""
+
+    def __init__(self, source: ImageSource, transform: Callable[[PixelImage], Any], skip: bool) -> None:
+        self.source = source
+        self.transform = transform
+        self.skip = skip
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def shows(self, position: int) -> bool:
+        """Whether it is the image at a position that is shown there, and no other in its place."""
+        return not self.skip or read_or_replace(self.source, position)[2] == position
+
+
+class ViewDataset(_SourceDataset):
     """Augmented images under ``(epoch, position)`` keys: ``(list of (C, H, W) float32, target)``.
 
     Args:
@@ -27,22 +44,26 @@ class ViewDataset(Dataset[Any]):
         transform: From image to a list of views, or to a single one. It may draw from torch's generator,
             and only there: numbers from ``random`` or NumPy are not reproduced.
         seed: The augmentations are a function of the seed, the epoch and the position.
+        skip: Let another image, drawn by the same three, stand in for one that cannot be read.
     """
 
     def __init__(
-        self, source: ImageSource, transform: Callable[[PixelImage], list[Tensor]], seed: int
+        self,
+        source: ImageSource,
+        transform: Callable[[PixelImage], list[Tensor]],
+        seed: int,
+        skip: bool = False,
     ) -> None:
-        self.source = source
-        self.transform = transform
+        super().__init__(source, transform, skip)
         self.seed = seed
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def __getitem__(self, key: tuple[int, int] | int) -> tuple[list[Tensor], int]:
         # A plain position comes from a foreign sampler, such as the one of Trainer(overfit_batches=...).
         epoch, position = key if isinstance(key, tuple) else (0, key)
-        image, target = self.source[position]
+        if self.skip:
+            image, target, _ = read_or_replace(self.source, position, self.seed, epoch)
+        else:
+            image, target = self.source[position]
         # Only the CPU generator: torch.manual_seed would also reset the GPU's in the main process.
         generator = torch.default_generator
         state = generator.get_state()
@@ -63,10 +84,11 @@ class RawViewDataset(ViewDataset):
         source: The images.
         transform: The augmentation of one view, and how many.
         seed: As in :class:`ViewDataset`.
+        skip: As in :class:`ViewDataset`.
     """
 
-    def __init__(self, source: ImageSource, transform: MultiView, seed: int) -> None:
-        super().__init__(source, _Draw(transform), seed)
+    def __init__(self, source: ImageSource, transform: MultiView, seed: int, skip: bool = False) -> None:
+        super().__init__(source, _Draw(transform), seed, skip)
         self._view: Any = transform.transform
 
     def collate(self) -> BatchedViews:
@@ -121,7 +143,7 @@ class BatchedViews:
 
 
 def view_dataset(
-    source: ImageSource, transform: Any, seed: int, augment: Literal["image", "batch"]
+    source: ImageSource, transform: Any, seed: int, augment: Literal["image", "batch"], skip: bool = False
 ) -> ViewDataset:
     """Return a data set of two views of every image.
 
@@ -130,13 +152,14 @@ def view_dataset(
         transform: Augmentation of one view, or a MultiView.
         seed: What is drawn is a function of it, the epoch and the position.
         augment: Whether views are made image by image, or a batch at once.
+        skip: Let other images stand in for those that cannot be read.
 
     Raises:
         ConfigError: If the transform cannot make a batch at once.
     """
     views = transform if isinstance(transform, MultiView) else MultiView(transform)
     if augment == "image":
-        return ViewDataset(source, views, seed)
+        return ViewDataset(source, views, seed, skip)
     kind = type(views.transform)
     changed = [
         name for name in ("__call__", "apply")
@@ -152,10 +175,10 @@ def view_dataset(
             f"augment is 'batch', which works with MultiView, and train_transform is a "
             f"{type(views).__name__}: set augment to 'image'"
         )
-    return RawViewDataset(source, views, seed)
+    return RawViewDataset(source, views, seed, skip)
 
 
-class EvalDataset(Dataset[Any]):
+class EvalDataset(_SourceDataset):
     """Images under the evaluation transform: ``((C, H, W) float32, target)``.
 
     At ``~position`` lies the same image as at ``position``, with the target -1: see :class:`EvenSampler`.
@@ -164,7 +187,7 @@ class EvalDataset(Dataset[Any]):
         source: The images.
         transform: From image to tensor, without randomness.
         numbered: Give the position of the image as a third part.
-        skip_damaged: Let another image stand in for one that cannot be read, under ``~position``.
+        skip: Let another image stand in for one that cannot be read, as at ``~position`` without a target.
     """
 
     def __init__(
@@ -172,26 +195,17 @@ class EvalDataset(Dataset[Any]):
         source: ImageSource,
         transform: Callable[[PixelImage], Tensor],
         numbered: bool = False,
-        skip_damaged: bool = False,
+        skip: bool = False,
     ) -> None:
-        self.source = source
-        self.transform = transform
+        super().__init__(source, transform, skip)
         self.numbered = numbered
-        self.skip_damaged = skip_damaged
-        self._last: PixelImage | None = None  # that could be read, which stands in for those that cannot
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int] | tuple[Tensor, int, int]:
-        try:
-            image, target = self.source[index if index >= 0 else ~index]
-        except DataError:
-            if not self.skip_damaged:
-                raise
-            image = first_readable(self.source) if self._last is None else self._last
-            index = min(index, ~index)
-        if self.skip_damaged:
-            self._last = image
+        position = max(index, ~index)
+        if self.skip:
+            image, target, shown = read_or_replace(self.source, position)
+            index = index if shown == position else ~position
+        else:
+            image, target = self.source[position]
         item = self.transform(image), target if index >= 0 else -1
         return (*item, index) if self.numbered else item

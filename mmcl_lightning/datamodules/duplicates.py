@@ -24,9 +24,9 @@ def shared_files(
     Returns:
         Pairs of one file of each set, one per file of the second, or None where more would have to be read.
     """
-    sizes = {path: os.path.getsize(path) for path in test}
+    sizes = {path: size for path in test if (size := _size(path))}
     wanted = set(sizes.values())
-    candidates = {path: size for path in train if (size := os.path.getsize(path)) in wanted}
+    candidates = {path: size for path in train if (size := _size(path)) in wanted}
     found = set(candidates.values())
     sizes = {path: size for path, size in sizes.items() if size in found}
     if len(candidates) + len(sizes) > limit:
@@ -36,6 +36,19 @@ def shared_files(
     return [(trained, path) for trained, path in pairs if trained is not None]
 
 
+def _size(path: str) -> int:
+    """Bytes of a file; 0 of one that is not there, of which reading says so."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
 def _digest(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return hashlib.blake2b(file.read(_START), digest_size=16).digest()
+    """Hash of a file's start; of one that cannot be read, that of its name, which no other has."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(_START)
+    except OSError:
+        start = os.fsencode(path)
+    return hashlib.blake2b(start, digest_size=16).digest()

@@ -12,8 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from mmcl_lightning.datamodules.pictures import PictureReader
-from mmcl_lightning.datamodules.sources import ImageSource
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.datamodules.skipping import SkippedFiles
+from mmcl_lightning.datamodules.sources import ImageSource, first_readable
+from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms.images import PixelImage
 
 __all__ = ["FileSource", "cache_images", "hold_out"]
@@ -28,19 +29,31 @@ class FileSource(ImageSource):
         paths: The files.
         targets: Class indices, shape ``(N,)``, or None for unlabelled images.
         read: How a file is read.
+        skipped: Is told of files that cannot be read.
     """
 
     def __init__(
-        self, paths: Sequence[str | Path], targets: object = None, read: PictureReader | None = None
+        self,
+        paths: Sequence[str | Path],
+        targets: object = None,
+        read: PictureReader | None = None,
+        skipped: SkippedFiles | None = None,
     ) -> None:
         # An array of bytes, not a list of objects: forked workers would copy the latter page by page.
         self._paths = np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)
         self._read = PictureReader() if read is None else read
+        self._skipped = skipped
         self.targets = np.full(len(paths), -1) if targets is None else np.asarray(targets, dtype=np.int64)
 
     def image(self, index: int) -> PixelImage:
         """Read image ``index``."""
-        return self._read(self.path(index))
+        try:
+            return self._read(self.path(index))
+        except DataError as error:
+            if self._skipped is None:
+                raise DataError(f"{error}; --data.on_bad_image skip goes on without it") from error
+            self._skipped.note(index, error)
+            raise
 
     def path(self, index: int) -> str:
         """Return the file of image ``index``."""
@@ -54,16 +67,22 @@ class _CachedFiles(ImageSource):
         images: The pixels of each, of equal or differing sizes, as arrays.
         tensors: Whether they are tensors ``(C, H, W)`` and not in mode RGB.
         source: Where they come from.
+        bad: Why the others cannot be read, by position; what stands for their pixels does not count.
     """
 
-    def __init__(self, images: list[np.ndarray], tensors: bool, source: ImageSource) -> None:
+    def __init__(
+        self, images: list[np.ndarray], tensors: bool, source: ImageSource, bad: dict[int, DataError]
+    ) -> None:
         equal = len({image.shape for image in images}) == 1
         self._images: np.ndarray | list[np.ndarray] = np.stack(images) if equal else images
         self._tensors = tensors
         self._source = source
+        self._bad = {position: str(error) for position, error in bad.items()}
         self.targets = source.targets
 
     def image(self, index: int) -> PixelImage:
+        if index in self._bad:
+            raise DataError(self._bad[index])
         pixels = self._images[index]
         return torch.from_numpy(pixels) if self._tensors else Image.fromarray(pixels)
 
@@ -71,16 +90,29 @@ class _CachedFiles(ImageSource):
         return self._source.path(index)
 
 
-def cache_images(source: ImageSource) -> ImageSource:
+def cache_images(source: ImageSource, skip: bool = False) -> ImageSource:
     """Decode every image once.
+
+    Args:
+        source: The images.
+        skip: Let images be that cannot be read: the result raises for them as ``source`` does.
 
     Raises:
         ConfigError: If the decoded images need more than 4 GiB.
-        DataError: If an image is damaged.
+        DataError: If an image cannot be read, without ``skip``; or none can.
     """
-    images, size, tensors = [], 0, False
+    images: list[np.ndarray] = []
+    size, tensors, bad = 0, False, {}
+    blank = np.array(first_readable(source)) if skip else None
     for index in range(len(source)):
-        image = source.image(index)
+        try:
+            image = source.image(index)
+        except DataError as error:
+            if blank is None:
+                raise
+            bad[index] = error
+            images.append(blank)
+            continue
         tensors = isinstance(image, Tensor)
         images.append(image.numpy() if isinstance(image, Tensor) else np.array(image))
         size += images[-1].nbytes
@@ -89,7 +121,7 @@ def cache_images(source: ImageSource) -> ImageSource:
                 f"cache needs more than {_CACHE_LIMIT >> 30} GiB ({index + 1} of {len(source)} images"
                 " decoded); set cache to false, or make the images smaller"
             )
-    return _CachedFiles(images, tensors, source)
+    return _CachedFiles(images, tensors, source, bad)
 
 
 def hold_out(source: ImageSource, holdout: float, seed: int) -> tuple[ImageSource, ImageSource | None]:

@@ -12,8 +12,10 @@ from mmcl_lightning._options import check_choice
 from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.duplicates import shared_files
 from mmcl_lightning.datamodules.image_files import FileSource, cache_images, hold_out
+from mmcl_lightning.datamodules.labelled import Listed
 from mmcl_lightning.datamodules.pictures import PictureReader
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
+from mmcl_lightning.datamodules.skipping import SkippedFiles
 from mmcl_lightning.datamodules.sources import ImageSource, with_labels
 from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.datamodules.tree import Layout, PictureTree, scan_tree
@@ -83,8 +85,11 @@ class ImageFolderDataModule(SSLDataModule):
             all is black or white too; None for the range of 16 bits and for 0 to 1 of floats.
         background: Grey level, or red, green and blue, behind transparent pixels; None for white.
         max_pixels: Most pixels of an image.
-        damaged: What prediction does with an image that cannot be read: ``"refuse"`` ends with its name,
-            ``"skip"`` leaves it out and says so. Training and evaluation refuse it.
+        on_bad_image: What is done about an image that cannot be read. ``"error"`` ends with file and reason.
+            ``"skip"`` says them and goes on: in training another image takes its place, drawn by seed, epoch
+            and position, so that all others come when they would; readouts and evaluations do not count it,
+            and predictions have no row of it. How many were skipped is said, and logged as
+            ``data/skipped_images``.
         cache: Decode the images in use once and keep them in memory (at most 4 GiB, uint8), shared with the
             workers. Worth it for many epochs over small images.
         **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`SSLDataModule`.
@@ -111,7 +116,7 @@ class ImageFolderDataModule(SSLDataModule):
         value_range: tuple[float, float] | None = None,
         background: int | tuple[int, int, int] | None = None,
         max_pixels: int = 250_000_000,
-        damaged: Literal["refuse", "skip"] = "refuse",
+        on_bad_image: Literal["error", "skip"] = "error",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -141,8 +146,9 @@ class ImageFolderDataModule(SSLDataModule):
         self.holdout = holdout
         self.cache = cache
         check_choice("layout", layout, ("auto", "splits", "classes", "flat"))
-        check_choice("damaged", damaged, ("refuse", "skip"))
-        self.skip_damaged = damaged == "skip"
+        check_choice("on_bad_image", on_bad_image, ("error", "skip"))
+        self.on_bad_image = on_bad_image
+        self._files: list[tuple[list[str], SkippedFiles]] = []
         self.layout = layout
         self.labels = labels
         self.label_columns = label_columns
@@ -231,15 +237,26 @@ class ImageFolderDataModule(SSLDataModule):
     def load_splits(self) -> Splits:
         """List the files."""
         tree = self._scan()
-        train: ImageSource = FileSource(*tree.train, self._reader)
-        test: ImageSource | None = None if tree.test is None else FileSource(*tree.test, self._reader)
+        self._files.clear()
+        train = self._read_later(tree.train)
+        test = None if tree.test is None else self._read_later(tree.test)
         if test is None:
             train, test = hold_out(train, self.holdout, self.seed)
         return Splits(train, test, bank=with_labels(train), query=None if test is None else with_labels(test))
 
+    def _read_later(self, listed: Listed) -> ImageSource:
+        skipped = SkippedFiles(len(listed[0])) if self._skips else None
+        if skipped is not None:
+            self._files.append((listed[0], skipped))
+        return FileSource(*listed, self._reader, skipped)
+
+    def skipped_images(self) -> list[str]:
+        """Return the files that were skipped so far as they cannot be read, by this process's loaders."""
+        return [paths[index] for paths, skipped in self._files for index in skipped.indices]
+
     def prepare_source(self, source: ImageSource) -> ImageSource:
         """Decode the images, if they are to be cached."""
-        return cache_images(source) if self.cache else source
+        return cache_images(source, self._skips) if self.cache else source
 
     def preprocessing(self) -> Preprocessing:
         """Say how images reach a network; reads the first training image."""

@@ -17,7 +17,7 @@ from mmcl_lightning.datamodules.sources import (
     take_subset,
     without_labels,
 )
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms.images import image_size
 
 __all__ = ["Splits", "describe_rows"]
@@ -117,7 +117,11 @@ class Splits:
             if source is not None:
                 digest = hashlib.sha256(np.ascontiguousarray(source.targets).tobytes())
                 for index in np.linspace(0, len(source) - 1, min(32, len(source))).astype(int):
-                    image, _ = source[int(index)]
+                    try:
+                        image = source.image(int(index))
+                    except DataError:  # which training and readouts go on about, or do not
+                        digest.update(b"cannot be read")
+                        continue
                     digest.update(repr(image_size(image)).encode() + np.asarray(image).tobytes())
                 found[use] = f"{len(source)} images, {digest.hexdigest()[:12]}"
         return found

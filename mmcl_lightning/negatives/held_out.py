@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -156,7 +157,9 @@ def take_images(loader: Iterable[Any], count: int, seed: int, datamodule: Any = 
     dataset = getattr(loader, "dataset", None)
     if isinstance(loader, DataLoader) and not isinstance(dataset, IterableDataset):
         order = torch.randperm(len(loader.dataset), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
-        positions = order[:count].sort().values
+        shows = getattr(dataset, "shows", lambda index: True)  # of a datamodule of ours
+        chosen = list(islice(filter(shows, order.tolist()), count))
+        positions = torch.tensor(chosen, dtype=torch.int64).sort().values
         items = [loader.dataset[i] for i in positions.tolist()]
         batch = loader.collate_fn(items) if items else None
     else:
