@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from pathlib import Path
 
-import torch
-
+from mmcl_lightning._checkpoints import write_file
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules.weights import EXPORTED, read_backbone
 
@@ -42,13 +40,10 @@ def export_backbone(checkpoint: str, out: str) -> str:
         raise ConfigError(
             f"{checkpoint}: {broken[0]} is not finite: the training had failed; nothing is written"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f"{target.name}.tmp")
     weights = OrderedDict((key, value.contiguous().clone()) for key, value in file.weights.items())
     network = {name: file.options[name] for name in ("backbone", "cifar_stem") if name in file.options}
     setattr(weights, EXPORTED, {"hyper_parameters": network, "preprocessing": file.preprocessing})
-    torch.save(weights, draft)
-    os.replace(draft, target)
+    write_file(weights, target)
     name = file.options.get("backbone", "the backbone")
     stem = ", with the 3x3 stem of small images" if file.options.get("cifar_stem") else ""
     return f"Wrote {out}: {len(file.weights)} tensors of {name}{stem}; read it with torch.load({out!r})"
