@@ -1,26 +1,69 @@
-"""Files that ``torch.save`` wrote: find the newest one of some runs, read one."""
+"""Files that ``torch.save`` wrote: write and read one whole, find the newest good one of some runs."""
 
 from __future__ import annotations
 
+import io
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
+from mmcl_lightning._files import whole_file
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["newest_checkpoint", "newest_in", "read_checkpoint", "read_file", "runs_folder"]
+__all__ = [
+    "check_file",
+    "checkpoints_in",
+    "damage",
+    "newest_good",
+    "read_checkpoint",
+    "read_file",
+    "runs_folder",
+    "write_file",
+]
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint that was written last in a run's folder or below a folder of runs, or ``None``.
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in a run's folder or below a folder of runs, the newest first.
 
-    Of files written at the same moment it is ``last.ckpt``.
+    Of files written at the same moment ``last.ckpt`` comes first.
 
     Args:
         folder: ``RUNS`` or ``RUNS/RUN``, where a logger makes ``RUNS/RUN/checkpoints``.
     """
     found = [*folder.glob("checkpoints/*.ckpt"), *folder.glob("*/checkpoints/*.ckpt")]
-    return max(found, key=lambda path: (path.stat().st_mtime, path.stem.startswith("last")), default=None)
+    return sorted(found, key=_written, reverse=True)
+
+
+def _written(path: Path) -> tuple[float, bool]:
+    return path.stat().st_mtime, path.stem.startswith("last")
+
+
+def damage(path: str | Path) -> str | None:
+    """Return what is wrong with a file by the checksums that ``torch.save`` put into it; None if nothing is.
+
+    ``torch.load`` does not look at them, and takes a changed byte of a tensor for a number.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            part = archive.testzip()
+    except Exception as error:  # a changed byte may be taken for a length, a kind of compression, a name
+        return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+    return None if part is None else f"the checksum of {part} is another one"
+
+
+def write_file(content: Any, path: str | Path) -> None:
+    """Write tensors and plain data as ``torch.save`` does; the file appears when it is whole.
+
+    Raises:
+        OSError: If it cannot be written, as on a full disk; it names the file.
+    """
+    import torch
+
+    memory = io.BytesIO()  # torch.save turns an error of the disk into one that does not say so
+    torch.save(content, memory)
+    with whole_file(path) as file:
+        file.write(memory.getbuffer())
 
 
 def read_file(path: str | Path, what: str) -> Any:
@@ -37,6 +80,7 @@ def read_file(path: str | Path, what: str) -> Any:
 
     if not Path(path).is_file():
         raise ConfigError(f"there is no checkpoint {path}: give the path of an existing file")
+    check_file(path, what)
     try:
         return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # a zip, pickle or operating-system error, each with a message of its own
@@ -47,17 +91,43 @@ def read_file(path: str | Path, what: str) -> Any:
         ) from error
 
 
-def newest_in(folder: Path) -> str:
-    """Return the path of the newest checkpoint of a run, or of a folder of runs.
+def check_file(path: str | Path, what: str) -> None:
+    """Refuse a file whose checksums are wrong; one of torch's older format, which has none, is left to it.
+
+    Raises:
+        ConfigError: If they are.
+    """
+    found = damage(path) if zipfile.is_zipfile(path) else None
+    if found is not None:
+        raise ConfigError(f"{path} cannot be read as {what}: it is damaged ({found}); use another one")
+
+
+def newest_good(*folders: Path) -> tuple[str, dict[str, Any]]:
+    """Find the newest checkpoint of a run, or of a folder of runs, that can be read; name those that cannot.
+
+    Args:
+        *folders: As for :func:`checkpoints_in`.
+
+    Returns:
+        Its path and content.
 
     Raises:
         ConfigError: If there is none.
     """
-    found = newest_checkpoint(folder)
-    if found is None:
-        raise ConfigError(f"--ckpt_path: there is no run with a checkpoint in {folder}")
-    print(f"--ckpt_path is {found}", file=sys.stderr)
-    return str(found)
+    found = sorted(
+        (path for folder in folders for path in checkpoints_in(folder)), key=_written, reverse=True
+    )
+    for path in found:
+        try:
+            saved = read_checkpoint(str(path))
+        except ConfigError as error:
+            print(f"warning: {error}. It is left as it is, and an older checkpoint is taken", file=sys.stderr)
+            continue
+        print(f"--ckpt_path is {path}", file=sys.stderr)
+        return str(path), saved
+    which = f" that can be read ({len(found)} cannot)" if found else ""
+    where = ", ".join(map(str, folders))
+    raise ConfigError(f"--ckpt_path: there is no run with a checkpoint{which} in {where}")
 
 
 def runs_folder(trainer: Any) -> Path:

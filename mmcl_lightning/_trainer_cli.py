@@ -21,11 +21,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from mmcl_lightning._checkpoints import newest_in, read_checkpoint, runs_folder
+from mmcl_lightning._checkpoints import newest_good, read_checkpoint, runs_folder
 from mmcl_lightning._lightning import has_saved
 from mmcl_lightning._messages import class_names
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
+from mmcl_lightning.callbacks.checkpoint_io import keep_files_whole
 from mmcl_lightning.callbacks.config import SaveConfigAtStart
 from mmcl_lightning.callbacks.monitors import MonitorCheck
 from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
@@ -73,10 +74,10 @@ class MMCLCLI(LightningCLI):
         if self.options.get("weights_only") is None:  # Lightning lets remote files, and SLURM's, run code
             self.options["weights_only"] = True
         path = self._ckpt_path()
-        if path is not None and Path(path).is_dir():  # of a run
-            self.options["ckpt_path"] = path = newest_in(Path(path))
-        if path == "last":  # Lightning would look in the new run's own, empty folder
-            self.options["ckpt_path"] = path = self._newest_checkpoint()
+        if path is not None and (path == "last" or Path(path).is_dir()):
+            # Of "last" Lightning would look in the new run's own, empty folder.
+            path, self._saved = newest_good(self._run_folder() if path == "last" else Path(path))
+            self.options["ckpt_path"] = path
         options = self.options.model.get("init_args") or {}
         whole = str(self.options.model.get("class_path")).endswith(".PretrainedBackbone")  # with all weights
         if path is None and self.config.get("subcommand") != "fit" and not whole:
@@ -84,7 +85,7 @@ class MMCLCLI(LightningCLI):
             print(f"warning: no --ckpt_path, so {what} random weights", file=sys.stderr)
         if path is None or path in ("best", "hpc") or path.startswith("registry") or "://" in path:
             return
-        self._saved = read_checkpoint(path)
+        self._saved = self._saved or read_checkpoint(path)
         if "checkpoint" in options:  # an evaluation, whose own checkpoint has the backbone that it judges
             origin = self._saved["hyper_parameters"].get("checkpoint")
             if options["checkpoint"] not in (None, origin, path):
@@ -93,12 +94,11 @@ class MMCLCLI(LightningCLI):
                 )
             options["checkpoint"] = path
 
-    def _newest_checkpoint(self) -> str:
-        """Path of the checkpoint written last: by the run whose config.yaml is given, else by any run."""
+    def _run_folder(self) -> Path:
+        """Folder in which "last" is looked for: of the run whose config.yaml is given, else of all runs."""
         options = self.options
         own = [Path(str(path)).parent for path in options.get("config") or []]
-        folder = next((run for run in own if (run / "checkpoints").is_dir()), runs_folder(options.trainer))
-        return newest_in(folder)
+        return next((run for run in own if (run / "checkpoints").is_dir()), runs_folder(options.trainer))
 
     def _ckpt_path(self) -> str | None:
         path = self.options.get("ckpt_path")
@@ -119,6 +119,7 @@ class MMCLCLI(LightningCLI):
                 f"trainer.sync_batchnorm works on GPUs alone, and there are {trainer.world_size} processes "
                 "on the CPU: set --trainer.sync_batchnorm false, or --trainer.devices 1"
             )
+        keep_files_whole(trainer)
         callbacks: list[Any] = trainer.callbacks
         for index, callback in enumerate(callbacks):
             if type(callback) in (RichProgressBar, TQDMProgressBar):  # a subclass is the user's own

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmcl_lightning._files import whole_file
 from mmcl_lightning.errors import DataError
 
 __all__ = [
@@ -117,10 +118,8 @@ class Record:
         content = {"ledger": _FORMAT, **asdict(self)}
         for name, metric in self.metrics.items():
             content["metrics"][name] |= {"last": metric.last, "best": metric.best}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".tmp")
-        draft.write_text(_compact(content))
-        os.replace(draft, path)
+        with whole_file(path) as file:
+            file.write(_compact(content).encode())
 
     @classmethod
     def read(cls, path: Path) -> Record:

@@ -24,6 +24,7 @@ from mmcl_lightning._lightning import (
     validates_now,
 )
 from mmcl_lightning.callbacks.averaging import end_averaged_validation
+from mmcl_lightning.callbacks.checkpoint_io import keep_files_whole
 
 __all__ = ["ResumableCheckpoint"]
 
@@ -65,6 +66,11 @@ class ResumableCheckpoint(ModelCheckpoint):
         self._trained = False  # whether this session took a step
         self._behind = False  # whether a validation or an epoch's end came after the last save
         self._validating = False  # with averaged weights, where a callback has some
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let the trainer write whole files."""
+        keep_files_whole(trainer)
+        super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the signals; the trainer gives them back when it ends."""

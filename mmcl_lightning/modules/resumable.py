@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmcl_lightning._checkpoints import check_file
 from mmcl_lightning._lightning import (
     has_tried_out,
     is_resumed,
@@ -72,6 +74,8 @@ class ResumableModule(LightningModule):
         Lightning for the other arguments.
         """
         kwargs.setdefault("weights_only", True)  # which Lightning leaves out for URLs
+        if isinstance(checkpoint_path, (str, Path)) and Path(checkpoint_path).is_file():
+            check_file(checkpoint_path, "a checkpoint")
         return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def on_fit_start(self) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
+from mmcl_lightning._checkpoints import check_file
 from mmcl_lightning._files import free_path
 from mmcl_lightning._options import check_choice, check_whole
 from mmcl_lightning.errors import ConfigError
@@ -72,6 +73,7 @@ def draw_negatives(
         datamodule.prepare_data()
         datamodule.setup("validate")
     if ckpt_path is not None:
+        check_file(ckpt_path, "a checkpoint")
         saved = torch.load(ckpt_path, map_location="cpu", weights_only=weights_only is not False)
         model.load_state_dict(saved["state_dict"])
     trainer.precision_plugin.convert_module(model).to(trainer.strategy.root_device)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mmcl_lightning._checkpoints import newest_checkpoint
+from mmcl_lightning._checkpoints import checkpoints_in, damage
 from mmcl_lightning._options import check_whole
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record
@@ -198,7 +198,8 @@ class Sweep:
         command = [sys.executable, "-m", "mmcl_lightning", *self._arguments(run)]
         command += ["--trainer.logger.save_dir", str(folder), "--trainer.logger.name", "run"]
         command += ["--trainer.enable_progress_bar", "false"]
-        return command + (["--ckpt_path", "last"] if newest_checkpoint(folder / "run") else [])
+        good = any(damage(path) is None for path in checkpoints_in(folder / "run"))
+        return command + (["--ckpt_path", "last"] if good else [])
 
     def _arguments(self, run: Run) -> list[str]:
         return [*run.arguments, *self.extra]
