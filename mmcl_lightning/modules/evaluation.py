@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from mmcl_lightning._lightning import callbacks_of
 from mmcl_lightning._options import check_flags
-from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.modules.classifier import ClassifierModule
-from mmcl_lightning.modules.weights import digests
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from mmcl_lightning.modules.frozen import FrozenClassifier
 
 __all__ = ["FineTune", "LinearEvaluation"]
 
 
-class LinearEvaluation(ClassifierModule):
+class LinearEvaluation(FrozenClassifier):
     """Train a linear classifier on the frozen representation: the field's measure of a pretraining.
 
     Frozen is checked, not promised: at the end every tensor of the backbone has to be what it was at the
@@ -49,6 +44,10 @@ class LinearEvaluation(ClassifierModule):
     """
 
     tag = "linear"
+    refused: ClassVar[dict[type, str]] = dict.fromkeys(
+        (EMAWeightAveraging, StochasticWeightAveraging),
+        "averages the frozen backbone too, and would change it (WeightAveraging does not)",
+    )
 
     def __init__(
         self,
@@ -60,16 +59,7 @@ class LinearEvaluation(ClassifierModule):
         super().__init__(checkpoint=checkpoint, protocol=protocol, **kwargs)
         check_flags(bn_train=bn_train)
         self.bn_train = bn_train
-        self.backbone.requires_grad_(False)
-        self._frozen: dict[str, str] = {}  # what the backbone was at the start of the first fit
         self.train()
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode of all but the backbone, which stays in evaluation mode unless ``bn_train``."""
-        super().train(mode)
-        if not self.bn_train:
-            self.backbone.eval()
-        return self
 
     @torch.no_grad()
     def represent(self, images: Tensor) -> Tensor:
@@ -81,22 +71,10 @@ class LinearEvaluation(ClassifierModule):
         """Return the classifier's weights."""
         return [] if self.classifier is None else self.classifier.parameters()
 
-    def mode(self) -> str:
-        """Say in words what happens to the backbone."""
-        return "frozen weights, batch norm in training mode" if self.bn_train else "frozen backbone"
-
     def on_train_start(self) -> None:
         """Remember what the backbone is."""
         super().on_train_start()
-        if any(isinstance(callback, EMAWeightAveraging) for callback in callbacks_of(self)):
-            raise ConfigError(
-                "EMAWeightAveraging averages the frozen backbone too, and rounding would change it: leave it "
-                "out of trainer.callbacks; WeightAveraging averages exactly what does not change"
-            )
-        self.train()
-        if self._frozen:  # the checkpoint of an earlier part of this run says what it was
-            self._check_frozen()
-        self._frozen = self._digests()
+        self.remember_frozen()
         self._warn_of_few_steps()
 
     def _warn_of_few_steps(self) -> None:
@@ -116,35 +94,6 @@ class LinearEvaluation(ClassifierModule):
                 f"an epoch has {batches:.0f} batch{'es' * (batches != 1)}, and "
                 f"trainer.accumulate_grad_batches takes {parts} for a step: the gradient of the last step "
                 f"has {left} of {parts} parts of its size. Set it to 1, or to another divisor"
-            )
-
-    def on_train_end(self) -> None:
-        """Check that the backbone is what it was."""
-        self._check_frozen()
-        rank_zero_info(f"the backbone is unchanged: {len(self._frozen)} tensors are bit-identical")
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what the backbone was."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["frozen"] = dict(self._frozen)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up what the backbone was."""
-        super().on_load_checkpoint(checkpoint)
-        self._frozen = dict(checkpoint.get("frozen", {}))
-
-    def _digests(self) -> dict[str, str]:
-        named = self.backbone.named_parameters() if self.bn_train else self.backbone.state_dict().items()
-        return digests(dict(named))
-
-    def _check_frozen(self) -> None:
-        now = self._digests()
-        changed = [name for name, digest in self._frozen.items() if now.get(name) != digest]
-        if changed:
-            raise NumericalError(
-                f"the frozen backbone has changed: {len(changed)} of {len(now)} tensors, the first being "
-                f"{changed[0]}. The accuracy is not that of a linear evaluation: find the callback, "
-                "optimizer or hook that writes to the backbone"
             )
 
 

@@ -7,10 +7,11 @@ import importlib.util
 import math
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import LearningRateFinder, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
@@ -19,20 +20,17 @@ from mmcl_lightning._lightning import callbacks_of
 from mmcl_lightning._options import check_number
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.metrics import LogisticModel, fit_logistic, logistic_path
-from mmcl_lightning.modules.classifier import ClassifierModule
+from mmcl_lightning.modules.frozen import FrozenClassifier
 from mmcl_lightning.modules.protocols import LOGISTIC_PROTOCOLS, LogisticProtocol
 from mmcl_lightning.modules.resumable import ResumableModule
 from mmcl_lightning.readouts import ImagesToRead, Reading
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["LogisticEvaluation"]
 
 _SECONDS = 5.0  # between two lines on the fits
 
 
-class LogisticEvaluation(ClassifierModule):
+class LogisticEvaluation(FrozenClassifier):
     """Fit a logistic regression to h of clean labelled training images: the quick judge of a pretraining.
 
     Each image passes the frozen network once. The fit has no learning rate and no length to choose, and goes
@@ -63,9 +61,14 @@ class LogisticEvaluation(ClassifierModule):
         ConfigError: If an option is out of range, SciPy is not installed (the extra ``evaluate``), or the
             weights do not fit the backbone one by one.
         DataError: At the start of ``fit``, if there are no labels, or too few images to choose C on.
+        NumericalError: At the end of ``fit``, if the backbone is not what it was.
     """
 
     tag = "logistic"
+    refused: ClassVar[dict[type, str]] = dict.fromkeys(
+        (WeightAveraging, StochasticWeightAveraging, LearningRateFinder),
+        "works on the steps of a training, and a logistic evaluation takes none",
+    )
     protocols = LOGISTIC_PROTOCOLS
     protocol: LogisticProtocol
 
@@ -87,14 +90,7 @@ class LogisticEvaluation(ClassifierModule):
         if C is not None:
             self.protocol = dataclasses.replace(self.protocol, Cs=(float(C),))
         self.automatic_optimization = False
-        self.backbone.requires_grad_(False)
         self.train()
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode of all but the backbone, which stays in evaluation mode."""
-        super().train(mode)
-        self.backbone.eval()
-        return self
 
     def represent(self, images: Tensor) -> Tensor:
         """Return h ``(B, F)`` of images ``(B, 3, H, W)``."""
@@ -104,10 +100,6 @@ class LogisticEvaluation(ClassifierModule):
     def trained(self) -> Iterable[nn.Parameter]:
         """Return nothing: no step is taken."""
         return ()
-
-    def mode(self) -> str:
-        """Say in words what happens to the backbone."""
-        return "frozen backbone"
 
     def configure_optimizers(self) -> None:
         """Need none."""
@@ -119,6 +111,7 @@ class LogisticEvaluation(ClassifierModule):
         """Read the features, choose C and fit."""
         ResumableModule.on_train_start(self)
         self._validate_the_last_epoch()
+        self.remember_frozen()
         if any("logistic" in getattr(callback, "readouts", {}) for callback in callbacks_of(self)):
             raise ConfigError(
                 "the readout `logistic` would write under the names of this evaluation: leave it out, "
@@ -131,7 +124,7 @@ class LogisticEvaluation(ClassifierModule):
         with torch.no_grad():
             self.classifier.weight.copy_(weight)
             self.classifier.bias.copy_(bias)
-        text = f"{self.hparams['protocol']}: {self.protocol.describe()}, {words}, frozen backbone"
+        text = f"{self.hparams['protocol']}: {self.protocol.describe()}, {words}, {self.mode()}"
         self.protocol_texts[f"{self.tag}/top1"] = text  # the record says with it how images were made
         self.described = f"{text}, weights {self.hparams['checkpoint']}"
         if self.preprocessing is not None:

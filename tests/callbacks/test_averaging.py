@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from runs import FlatNet, mmcl, scalars, shapes, trainer
 from torch import Tensor, nn
 
 from mmcl_lightning.callbacks import Ledger, Readouts, ResumableCheckpoint
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.ledger import Record
-from mmcl_lightning.modules import MMCL, FineTune, LinearEvaluation, MoCo
+from mmcl_lightning.modules import MMCL, FineTune, LinearEvaluation, LogisticEvaluation, MoCo
 from mmcl_lightning.modules.export import export_backbone
 from mmcl_lightning.readouts import KNN
 from mmcl_lightning.readouts.base import Readout
@@ -177,10 +182,34 @@ def kind_value(kind: Any, module: Any, folder: Path) -> float:
     return float(found[0][f"{module.tag}/top1"])
 
 
-def test_a_frozen_backbone_is_not_rounded(tmp_path: Path) -> None:
-    module = LinearEvaluation("random", backbone=FlatNet())
-    with pytest.raises(ConfigError, match="EMAWeightAveraging averages the frozen backbone too"):
-        trainer(tmp_path, ema()).fit(module, shapes(task="classify"))
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        (LinearEvaluation, [ema, swa]),
+        (LogisticEvaluation, [WeightAveraging, ema, swa, LearningRateFinder]),
+    ],
+)
+def test_a_frozen_backbone_is_not_averaged(kind: Any, refused: list[Any], tmp_path: Path) -> None:
+    for make in refused:
+        run = trainer(tmp_path, make(), max_epochs=3, limit_val_batches=1.0)
+        module, data = kind("random", backbone=FlatNet()), shapes(task="classify", train_size=48)
+        with pytest.raises(ConfigError, match=r"leave it out of trainer\.callbacks"):
+            run.fit(module, data)
+        assert (run.global_step, module.curve) == (0, []), make
+
+
+class Scale(Callback):
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
+        with torch.no_grad():
+            pl_module.backbone.fc.bias += 1
+
+
+@pytest.mark.parametrize("kind", [LinearEvaluation, LogisticEvaluation])
+def test_a_frozen_backbone_that_a_callback_writes_to_is_noticed(kind: Any, tmp_path: Path) -> None:
+    module = kind("random", backbone=FlatNet())
+    run = trainer(tmp_path, Scale(), limit_val_batches=1.0)
+    with pytest.raises(NumericalError, match=r"changed: 1 of 2 tensors, the first being fc\.bias\. The"):
+        run.fit(module, shapes(task="classify", train_size=48))
 
 
 def test_moco_is_averaged_too(tmp_path: Path) -> None:
