@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
@@ -36,6 +36,8 @@ __all__ = [
     "leave_finders_out",
     "leave_finished_epoch",
     "load_loader_states",
+    "looks_after_validation",
+    "option_of_every_epoch",
     "pending_metrics",
     "replace_hyperparameters",
     "request_stop",
@@ -47,7 +49,9 @@ __all__ = [
 PRIVATE_NAMES: dict[Any, tuple[str, ...]] = {
     LightningCLI: ("_parse_ckpt_path",),
     LightningModule: ("_trainer", "_hparams", "_hparams_initial"),
+    EarlyStopping: ("_check_on_train_epoch_end",),
     ModelCheckpoint: (
+        "_should_save_on_train_epoch_end",
         "_last_checkpoint_saved",
         "_last_global_step_saved",
         "_monitor_candidates",
@@ -183,3 +187,17 @@ def leave_finished_epoch(trainer: Trainer) -> None:
         loop.reset_restart_stage()
         loop.epoch_loop.reset_restart_stage()
         _Loop.restarting.fset(loop, False)  # type: ignore[attr-defined]  # that of _FitLoop says True again
+
+
+def looks_after_validation(trainer: Any, callback: Any) -> bool:
+    """Whether a callback looks at its metric after validations alone, which do not come every epoch."""
+    if (trainer.check_val_every_n_epoch or 1) == 1:
+        return False
+    if isinstance(callback, EarlyStopping):
+        return not callback._check_on_train_epoch_end
+    return isinstance(callback, ModelCheckpoint) and not callback._should_save_on_train_epoch_end(trainer)
+
+
+def option_of_every_epoch(callback: Any) -> str:
+    """Return the option that lets such a callback look after every epoch."""
+    return f"{'check' if isinstance(callback, EarlyStopping) else 'save'}_on_train_epoch_end"

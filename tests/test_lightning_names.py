@@ -17,7 +17,7 @@ PACKAGE = Path(_lightning.__file__).parent
 
 
 def test_the_installed_lightning_has_them_all(tmp_path: Path) -> None:
-    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
     from lightning.pytorch.cli import LightningCLI
     from lightning.pytorch.loops.loop import _Loop
     from lightning.pytorch.tuner.lr_finder import _LRCallback
@@ -25,7 +25,7 @@ def test_the_installed_lightning_has_them_all(tmp_path: Path) -> None:
     run: Trainer = trainer(tmp_path)
     live = {
         Trainer: run, ModelCheckpoint: ModelCheckpoint(), LightningCLI: LightningCLI, _Loop: _Loop,
-        _LRCallback: _LRCallback(1),
+        _LRCallback: _LRCallback(1), EarlyStopping: EarlyStopping("x"),
         type(run.fit_loop): run.fit_loop, type(run.fit_loop.epoch_loop): run.fit_loop.epoch_loop,
     }  # fmt: skip
     module = BoringModel()

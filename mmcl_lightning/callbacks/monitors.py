@@ -8,6 +8,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
+from mmcl_lightning._lightning import looks_after_validation, option_of_every_epoch
+
 __all__ = ["MonitorCheck"]
 
 
@@ -28,6 +30,12 @@ class MonitorCheck(Callback):
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         for callback in callbacks:
             name, known = getattr(callback, "monitor", None), sorted(trainer.callback_metrics)
+            if name in known and looks_after_validation(trainer, callback):
+                rank_zero_warn(
+                    f"{type(callback).__name__} looks at {name} after a validation, which comes every "
+                    f"{trainer.check_val_every_n_epoch} epochs: set --trainer.check_val_every_n_epoch 1, or "
+                    f"the callback's {option_of_every_epoch(callback)} to true"
+                )
             if isinstance(name, str) and name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"

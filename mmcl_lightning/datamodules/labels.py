@@ -135,6 +135,7 @@ class LabelFile:
                             f"line names at least {max(where.values()) + 1}"
                         )
                     values = [row[where[part]].strip() if part in where else "" for part in _COLUMNS]
+                    values[1] = "" if values[1].lower() == "nan" else values[1]  # as pandas writes no label
                     yield reader.line_num, (values[0], values[1], values[2])
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{self.path} is no table of text in UTF-8 ({error}): save it as CSV") from error

@@ -18,8 +18,20 @@ __all__ = ["Layout", "PictureTree", "scan_tree"]
 Layout = Literal["auto", "splits", "classes", "flat"]
 
 #: Names of split folders, in lower case and without separators.
-_TRAIN = ("train", "training", "trainset", "trainingset")
-_TEST = ("test", "testing", "testset", "val", "valid", "validation", "valset", "validationset", "eval")
+_USES = {
+    "train": ("train", "training"),
+    "test": ("test", "testing", "val", "valid", "validation", "eval", "holdout"),
+}
+_WITH = ("", "set", "images", "imgs", "data")  # as in trainset, train_images and images_train
+
+
+def _names(use: str) -> tuple[str, ...]:
+    """Return the names of a split, the usual ones first."""
+    plain = [f"{name}{more}" for more in _WITH for name in _USES[use]]
+    return tuple(dict.fromkeys([*plain, *(f"{more}{name}" for more in _WITH for name in _USES[use])]))
+
+
+_TRAIN, _TEST = _names("train"), _names("test")
 
 
 @dataclass
@@ -109,7 +121,9 @@ def _read(by: ByFolder, layout: Layout) -> PictureTree:
         if any(_plain(name) in _TRAIN for name in by.names()):
             return _read_splits(by, within)
     if layout == "splits":
-        raise DataError(f"layout is 'splits', and {by.top} has no folder train (or {', '.join(_TRAIN[1:])})")
+        raise DataError(
+            f"layout is 'splits', and {by.top} has no folder train (or training, train_images, ...)"
+        )
     if layout == "flat" and not isinstance(by, ByFile):
         by = ByFile(by.walk, by.top, None)
     whole = by.read()
@@ -123,7 +137,7 @@ def _read_splits(by: ByFolder, within: str) -> PictureTree:
     names, ignored = by.names(), by.walk.ignored
     trains = [name for name in names if _plain(name) in _TRAIN]
     if not trains:
-        raise DataError(f"{by.top} has no split train (or {', '.join(_TRAIN[1:])}), but {', '.join(names)}")
+        raise DataError(f"{by.top} has no split train (or training, ...), but {', '.join(names)}")
     if len(trains) > 1:
         raise DataError(f"{by.top} has several splits to train on, {' and '.join(trains)}: keep one")
     tests = [name for known in _TEST for name in names if _plain(name) == known]

@@ -7,6 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterable
 from contextvars import ContextVar
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -91,6 +92,7 @@ class ClassifierModule(ResumableModule):
             )
         self.protocol = self.protocols[protocol]
         self.num_classes = num_classes
+        self.class_names: list[str] | None = None  # of the data, in the order of the scores
         # Plain numbers: a checkpoint, which has the optimizer's options, cannot hold one of NumPy.
         self._lr = None if lr is None else float(lr)
         self.weight_decay = float(self.protocol.weight_decay if weight_decay is None else weight_decay)
@@ -142,9 +144,16 @@ class ClassifierModule(ResumableModule):
     def setup(self, stage: str) -> None:
         """Make the classifier, unless a checkpoint did; make images as those of the weights were."""
         take_over(self, keep_data=self.keep_data)
-        classes = self.num_classes or getattr(getattr(self.trainer, "datamodule", None), "num_classes", None)
+        datamodule = getattr(self.trainer, "datamodule", None)
+        classes = self.num_classes or getattr(datamodule, "num_classes", None)
+        if classes is None and self.classifier is not None:  # to predict images without labels
+            return
         if classes is None:
-            raise ConfigError("the data tells of no classes, and an evaluation needs labels: set num_classes")
+            raise ConfigError(
+                "the data tells of no classes, and an evaluation needs labels: give them by class folders or "
+                "by --data.labels, or set model.num_classes"
+            )
+        self._compare_classes(getattr(datamodule, "class_names", None))
         if self.classifier is None:
             self._make_classifier(classes)
             if stage == "fit":
@@ -153,6 +162,17 @@ class ClassifierModule(ResumableModule):
             raise ConfigError(
                 f"the checkpoint's classifier has {self.classifier.out_features} classes, the data {classes}"
             )
+
+    def _compare_classes(self, names: list[str] | None) -> None:
+        """Refuse data whose classes have other names, or another order, than those that were learnt."""
+        if names is not None and self.classifier is not None and self.class_names not in (None, names):
+            before = self.class_names or []
+            first = next((old, new) for old, new in zip_longest(before, names) if old != new)
+            raise ConfigError(
+                f"the classifier has learnt {len(before)} classes, and the data's {len(names)} are others, "
+                f"or in another order: the first that differs was {first[0]!r}, and is {first[1]!r}"
+            )
+        self.class_names = names if names is not None else self.class_names
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Return the mean cross-entropy of the labelled images of a batch, and h."""
@@ -205,12 +225,20 @@ class ClassifierModule(ResumableModule):
     on_test_epoch_end = on_validation_epoch_end
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Return ``h`` ``(B, F)``, ``scores`` ``(B, classes)``, ``target`` ``(B,)``; ``name`` if given."""
+        """Return ``h`` ``(B, F)``, ``scores`` ``(B, classes)``, ``target`` ``(B,)``; ``name`` if given.
+
+        ``predicted`` has the names of the classes with the largest score, or their indices without names.
+        """
         images, labels = images_and_labels(batch)
         with explained(self.backbone, images):
             h = self(images)
-        found = {"h": h, "scores": self.scores(h), "target": labels}
+        scores = self.scores(h)
+        found = {"h": h, "scores": scores, "predicted": self._named(scores.argmax(1)), "target": labels}
         return found if (names := names_of(batch)) is None else {**found, "name": names}
+
+    def _named(self, indices: Tensor) -> Any:
+        names = self.class_names
+        return indices if names is None else [names[index] for index in indices.tolist()]
 
     def scores(self, h: Tensor) -> Tensor:
         """Return the scores ``(B, classes)`` of representations ``(B, F)``."""
@@ -275,10 +303,12 @@ class ClassifierModule(ResumableModule):
         super().on_save_checkpoint(checkpoint)
         checkpoint["curve"] = [list(point) for point in self.curve]
         checkpoint["labelled"] = self._labelled
+        checkpoint["class_names"] = self.class_names
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take up the curve and the origin of the weights, and make a classifier of the checkpoint's size."""
         super().on_load_checkpoint(checkpoint)
+        self.class_names = checkpoint.get("class_names") or self.class_names
         self.checkpoint = checkpoint.get("hyper_parameters", {}).get("checkpoint", self.checkpoint)
         replace_hyperparameters(self, {**self.hparams, "checkpoint": self.checkpoint})
         curve = checkpoint.get("curve", [])

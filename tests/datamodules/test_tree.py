@@ -214,3 +214,16 @@ def test_a_slow_walk_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monk
     assert [text.rpartition(": ")[2] for text in said] == [
         "1 so far, in 2 folders", "3 so far, in 4 folders", "7 so far, in 8 folders",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [("train_images", "test_images"), ("images-train", "images-val"), ("TrainData", "testdata")],
+)
+def test_names_of_splits_with_what_they_hold(train: str, test: str, tmp_path: Path) -> None:
+    for name in (train, test):
+        for label in "ab":
+            (tmp_path / name / label).mkdir(parents=True)
+            Image.new("RGB", (4, 4)).save(tmp_path / name / label / "1.png")
+    tree = scan_tree(str(tmp_path))
+    assert tree.read_as == f"{train} and {test}, with class folders"

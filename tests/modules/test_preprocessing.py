@@ -364,3 +364,22 @@ def test_options_of_a_network() -> None:
         build_backbone({"name": "conv4", "img_size": 32})
     with pytest.raises(ConfigError, match="timm does not build 'vit_tiny_patch16_224' with imgsize=3"):
         build_backbone({"name": "timm:vit_tiny_patch16_224", "imgsize": 3})
+
+
+def test_a_classifier_knows_its_classes(pictures: str, tmp_path: Path) -> None:
+    path = pretrained(tmp_path / "a.ckpt", folder(pictures, image_size=16))
+    trainer = run()
+    trainer.fit(LinearEvaluation(path), folder(pictures, task="classify"))
+    trainer.save_checkpoint(tmp_path / "linear.ckpt")
+    for old, new in (("a", "z"), ("b", "y")):
+        for split in ("train", "test"):
+            (Path(pictures) / split / old).rename(Path(pictures) / split / new)
+    module = LinearEvaluation.load_from_checkpoint(tmp_path / "linear.ckpt")
+    with pytest.raises(ConfigError, match=r"learnt 2 classes, and the data's 2 are .* was 'a', and is 'y'"):
+        run().test(module, folder(pictures, task="classify"))
+    flat = folder(pictures, task="classify", labels="none")
+    found = run().predict(LinearEvaluation.load_from_checkpoint(tmp_path / "linear.ckpt"), flat)
+    scores = torch.cat([batch["scores"] for batch in found])
+    predicted = [name for batch in found for name in batch["predicted"]]
+    assert predicted == ["ab"[i] for i in scores.argmax(1)]
+    assert len(scores) == 20
