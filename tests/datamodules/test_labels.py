@@ -213,3 +213,11 @@ def test_labels_of_held_out_pictures_alone_are_said(tmp_path: Path) -> None:
     tree = scan(tmp_path, "path,label", "2,cat")
     assert found(tree, tmp_path, "test") == {"test/2.png": None, "test/3.png": None}
     assert +tree.ignored == {"labels of held-out pictures, as none to train on has one": 1}
+
+
+def test_a_label_that_pandas_left_out_is_none(tmp_path: Path) -> None:
+    pictures(tmp_path, *DEEP)
+    tree = scan(tmp_path, "id,label", "a,1", "b,nan", "c,NaN")
+    assert tree.class_names == ["1"]
+    assert sum(tree.ignored.values()) == 2
+    assert found(tree, tmp_path)[DEEP[0]] == "1"
