@@ -143,10 +143,12 @@ class MMCLCLI(LightningCLI):
             key for key in weights.keys() | own.keys()
             if key not in own or key not in weights or own[key].shape != weights[key].shape
         )  # fmt: skip
+        own_config = Path(str(path)).parent.parent / "config.yaml"  # of the run that wrote it
         if differing:
             raise ConfigError(
                 f"{path} does not fit this model: {len(differing)} weights differ in name or shape, "
-                f"the first being {differing[0]}; use the configuration that the checkpoint was trained with"
+                f"the first being {differing[0]}; use the configuration that it was trained with"
+                + (f", --config {own_config}" if own_config.is_file() else "")
             )
         for name, value in self.model.hparams.items():
             named = not name.startswith("_") and name in saved

@@ -58,7 +58,8 @@ def neighbours(arguments: list[str]) -> None:
         written.append(out.with_suffix(".duplicates.csv"))
         rows = _duplicates(images, *duplicates)
         _write(written[-1], ("first", "second", "similarity", "first_split", "second_split"), rows)
-        _say(rows, len(images.paths), options.duplicates)
+        of = f"{len(options.query)} queries" if options.query else f"{len(images.paths)} images"
+        _say(rows, of, options.duplicates)
     if picture is not None:
         shown = queries if options.query else queries[:: max(1, -(-len(queries) // _ROWS))]
         which = torch.isin(queries, shown).nonzero().squeeze(1)
@@ -110,11 +111,14 @@ def _duplicates(images: EmbeddedImages, pairs: Tensor, values: Tensor) -> list[t
     return sorted(rows, key=lambda row: row[3] == row[4])  # stable: by similarity within
 
 
-def _say(rows: list[tuple[Any, ...]], count: int, threshold: float) -> None:
-    """Print how many near duplicates there are, and the first."""
+def _say(rows: list[tuple[Any, ...]], of: str, threshold: float) -> None:
+    """Print how many pairs may be near duplicates, and the first."""
     across = sum(row[3] != row[4] for row in rows)
     said = f", {across} of them across splits" if across else ""
-    print(f"{len(rows)} pairs of {count} images are near duplicates (cosine similarity >= {threshold}){said}")
+    print(
+        f"{len(rows)} pairs of {of} have a cosine similarity of {threshold} or more{said}: near duplicates,"
+    )
+    print("  where that is far above the median of an image and its nearest, which a weak network raises")
     for first, second, value, *splits in rows[:_SHOWN]:
         where = f" ({' and '.join(splits)})" if splits[0] != splits[1] else ""
         print(f"  {value} {first} {second}{where}")
