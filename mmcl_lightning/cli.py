@@ -149,8 +149,8 @@ def _overview() -> str:
             "",
             *(f"  {name:<11}{purpose}" for name, purpose in commands.items()),
             "",
-            "All options of a recipe: mmcl fit --config NAME --print_config; of its parts: mmcl fit --model.help "
-            "SimCLR, --data.help ImageFolderDataModule.",
+            "All options of a recipe: mmcl fit --config NAME --print_config; of its parts: mmcl fit "
+            "--model.help SimCLR, --data.help ImageFolderDataModule.",
             "mmcl COMMAND --help lists its options; mmcl --version says which version this is.",
             f"Recipes for --config: {recipes}.",
             "A folder of your own, --data.root of folder_*, holds train/CLASS/... and test/CLASS/..., or "

@@ -168,4 +168,4 @@ def _(_: Path) -> str:
     tree("pics/train/a", "pics/train/b", "pics/test/a", "pics/test/b")
     shutil.copy("pics/train/a/0.png", "pics/test/a/copy.png")
     command("embed", *NETWORK, *OPTIONS, "--data.root=pics", "--out=out.npz")
-    return command("neighbours", "out.npz", "--duplicates=0.9999", keep="duplicates")
+    return command("neighbours", "out.npz", "--duplicates=0.9999", keep="duplicates|pairs")

@@ -155,7 +155,7 @@ def _(_: Path) -> str:
     return error_of(judge, LinearEvaluation, path, mean=(0.4,) * 3, std=(0.2,) * 3)
 
 
-@case(PREPROCESSING, "another size than the pretraining's", "these have 16 x 16")
+@case(PREPROCESSING, "another size than the pretraining's", "these are of 16 x 16")
 def _(_: Path) -> str:
     path = pretrained("a.ckpt", image_size=24)
     with captured() as lines:
