@@ -15,6 +15,7 @@ __all__ = [
     "check_file",
     "checkpoints_in",
     "damage",
+    "has_good",
     "newest_good",
     "read_checkpoint",
     "read_file",
@@ -50,6 +51,11 @@ def damage(path: str | Path) -> str | None:
     except Exception as error:  # a changed byte may be taken for a length, a kind of compression, a name
         return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
     return None if part is None else f"the checksum of {part} is another one"
+
+
+def has_good(folder: Path) -> bool:
+    """Whether a run, or one of a folder of runs, has a checkpoint whose checksums are right."""
+    return any(damage(path) is None for path in checkpoints_in(folder))
 
 
 def write_file(content: Any, path: str | Path) -> None:

@@ -10,6 +10,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
@@ -17,6 +18,8 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.tuner.lr_finder import _LRCallback
 from lightning.pytorch.utilities.imports import _RICH_AVAILABLE
 
@@ -41,6 +44,9 @@ __all__ = [
     "pending_metrics",
     "replace_hyperparameters",
     "request_stop",
+    "requeue",
+    "requeue_in_run_folder",
+    "requeue_signal",
     "rich_is_installed",
     "validates_now",
 ]
@@ -57,8 +63,12 @@ PRIVATE_NAMES: dict[Any, tuple[str, ...]] = {
         "_monitor_candidates",
         "_save_checkpoint",
         "_save_last_checkpoint",
+        "_save_topk_checkpoint",
+        "_should_skip_saving_checkpoint",
     ),
-    Trainer: ("_results", "_signal_connector"),
+    Trainer: ("_accelerator_connector", "_checkpoint_connector", "_results", "_signal_connector"),
+    _CheckpointConnector: ("_user_managed", "hpc_save_path"),
+    _SignalConnector: ("_slurm_sigusr_handler_fn",),
     _LRCallback: ("early_stop_threshold",),
     _FitLoop: ("_data_fetcher", "_iteration_based_training", "_load_combined_loader_states"),
     _Loop: ("restarting",),
@@ -144,6 +154,39 @@ def is_spawned(trainer: Trainer) -> bool:
 def request_stop(trainer: Trainer) -> None:
     """Let the trainer end its loops as after SIGTERM."""
     trainer._signal_connector.received_sigterm = True
+
+
+def requeue_signal(trainer: Trainer) -> int | None:
+    """Return the signal with which SLURM asks for a requeue; None without SLURM or without requeues."""
+    environment: Any = trainer._accelerator_connector.cluster_environment
+    wanted = isinstance(environment, SLURMEnvironment) and environment.auto_requeue
+    return int(environment.requeue_signal) if wanted else None
+
+
+def requeue(trainer: Trainer) -> None:
+    """Write a checkpoint for SLURM and let it run the job again, as Lightning does within its handler."""
+    trainer._signal_connector._slurm_sigusr_handler_fn(requeue_signal(trainer), None)  # type: ignore[arg-type]
+
+
+def requeue_in_run_folder(trainer: Trainer, resumed: bool) -> None:
+    """Let the checkpoint for SLURM lie in the run's own folder, and none that lies elsewhere be taken up.
+
+    Lightning writes and seeks it in the trainer's folder, which all runs share.
+
+    Args:
+        trainer: A trainer that has run nothing yet.
+        resumed: Whether a checkpoint will be given to it, which comes first anyway.
+    """
+    if not SLURMEnvironment.detect():
+        return
+    connector: Any = trainer._checkpoint_connector
+    path_in = _CheckpointConnector.hpc_save_path
+
+    def own_path(folder: Any) -> str:
+        return path_in(Path(trainer.log_dir or folder) / "checkpoints")
+
+    connector.hpc_save_path = own_path
+    connector._user_managed = not resumed  # that is: no other place is looked at
 
 
 def pending_metrics(trainer: Trainer | None) -> dict[str, Any]:

@@ -22,12 +22,13 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from mmcl_lightning._checkpoints import newest_good, read_checkpoint, runs_folder
-from mmcl_lightning._lightning import has_saved
+from mmcl_lightning._lightning import has_saved, requeue_in_run_folder
 from mmcl_lightning._messages import class_names
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
 from mmcl_lightning.callbacks.checkpoint_io import keep_files_whole
 from mmcl_lightning.callbacks.config import SaveConfigAtStart
+from mmcl_lightning.callbacks.job import JobMark, requeued_runs
 from mmcl_lightning.callbacks.monitors import MonitorCheck
 from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
 from mmcl_lightning.callbacks.skipped import SkippedImages
@@ -45,6 +46,7 @@ class MMCLCLI(LightningCLI):
     """LightningCLI with recipes by name, plain error messages and a closing summary."""
 
     _saved: dict[str, Any] | None = None  # the checkpoint to resume from, for comparing
+    _arguments: list[str]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         try:
@@ -64,6 +66,11 @@ class MMCLCLI(LightningCLI):
         name = self.config.get("subcommand")
         return self.config[name] if name else self.config
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Keep the arguments, by which a job that is started again finds its run."""
+        self._arguments = list(args or [])
+        super().parse_arguments(parser, args)
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the readouts, so that a configuration and the command line reach each by its name."""
         parser.add_lightning_class_args(Readouts, "readouts")
@@ -74,7 +81,12 @@ class MMCLCLI(LightningCLI):
         if self.options.get("weights_only") is None:  # Lightning lets remote files, and SLURM's, run code
             self.options["weights_only"] = True
         path = self._ckpt_path()
-        if path is not None and (path == "last" or Path(path).is_dir()):
+        before = requeued_runs(runs_folder(self.options.trainer), self._arguments)
+        if before and self.config.get("subcommand") == "fit":
+            print("This SLURM job was started again, and goes on with its run", file=sys.stderr)
+            path, self._saved = newest_good(*before)
+            self.options["ckpt_path"] = path
+        elif path is not None and (path == "last" or Path(path).is_dir()):
             # Of "last" Lightning would look in the new run's own, empty folder.
             path, self._saved = newest_good(self._run_folder() if path == "last" else Path(path))
             self.options["ckpt_path"] = path
@@ -120,6 +132,7 @@ class MMCLCLI(LightningCLI):
                 "on the CPU: set --trainer.sync_batchnorm false, or --trainer.devices 1"
             )
         keep_files_whole(trainer)
+        requeue_in_run_folder(trainer, resumed=self._ckpt_path() is not None)
         callbacks: list[Any] = trainer.callbacks
         for index, callback in enumerate(callbacks):
             if type(callback) in (RichProgressBar, TQDMProgressBar):  # a subclass is the user's own
@@ -162,7 +175,7 @@ class MMCLCLI(LightningCLI):
         Lightning's would save at the end of validations alone, perhaps never, and nothing on Ctrl-C.
         """
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        callbacks.append(MonitorCheck())
+        callbacks += [MonitorCheck(), JobMark(self._arguments)]
         for callback in self._config_callbacks():
             callback.watch(self.trainer)
         if "ModelCheckpoint" not in str(self.config.fit.trainer.callbacks):

@@ -92,7 +92,8 @@ def main(args: list[str] | None = None) -> None:
 
     Raises:
         SystemExit: With code 1 after an error of this package, whose message is all that is printed;
-            with code 2 after a wrong argument or none, 130 after Ctrl-C, 143 after SIGTERM.
+            with code 2 after a wrong argument or none, 130 after Ctrl-C, 143 after
+            SIGTERM, and so on: 128 + the signal.
     """
     filter_warnings()
     given = sys.argv[1:] if args is None else args

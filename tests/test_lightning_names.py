@@ -26,6 +26,8 @@ def test_the_installed_lightning_has_them_all(tmp_path: Path) -> None:
     live = {
         Trainer: run, ModelCheckpoint: ModelCheckpoint(), LightningCLI: LightningCLI, _Loop: _Loop,
         _LRCallback: _LRCallback(1), EarlyStopping: EarlyStopping("x"),
+        type(run._checkpoint_connector): run._checkpoint_connector,
+        type(run._signal_connector): run._signal_connector,
         type(run.fit_loop): run.fit_loop, type(run.fit_loop.epoch_loop): run.fit_loop.epoch_loop,
     }  # fmt: skip
     module = BoringModel()

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mmcl_lightning._checkpoints import checkpoints_in, damage
+from mmcl_lightning._checkpoints import has_good
 from mmcl_lightning._options import check_whole
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record
@@ -198,8 +198,7 @@ class Sweep:
         command = [sys.executable, "-m", "mmcl_lightning", *self._arguments(run)]
         command += ["--trainer.logger.save_dir", str(folder), "--trainer.logger.name", "run"]
         command += ["--trainer.enable_progress_bar", "false"]
-        good = any(damage(path) is None for path in checkpoints_in(folder / "run"))
-        return command + (["--ckpt_path", "last"] if good else [])
+        return command + (["--ckpt_path", "last"] if has_good(folder / "run") else [])
 
     def _arguments(self, run: Run) -> list[str]:
         return [*run.arguments, *self.extra]
