@@ -34,7 +34,7 @@ class _RunMetrics:
             short: f"{float(logged[name]):.3f}" for name, short in _SHOWN.items() if name in logged
         }
         if skipped := int(logged.get("data/skipped_images", 0)):
-            shown["skipped"] = skipped
+            shown["skipped"] = f"{skipped}"
         if "time/images_per_second" in logged:
             shown["img/s"] = f"{float(logged['time/images_per_second']):.0f}"
         if (left := self._seconds_left(trainer)) is not None:
@@ -65,6 +65,13 @@ class _FewMetrics(ProgressBar):
         """Start the clock."""
         super().on_train_start(trainer, pl_module)
         self._run.start(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the epoch's values."""
+        # On every process: values are brought together when they are first read. The bar of the first process
+        # would read them alone, and wait for the others, which wait for it elsewhere.
+        trainer.callback_metrics  # noqa: B018
+        super().on_train_epoch_end(trainer, pl_module)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return what the bar shows."""

@@ -32,7 +32,7 @@ class SkippedImages(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the count."""
         if self._gather(trainer):
-            pl_module.log("data/skipped_images", float(len(self._paths)))
+            pl_module.log("data/skipped_images", float(len(self._paths)), sync_dist=True)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count those of the last readout."""
