@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from mmcl_lightning.errors import ConfigError, DataError
 
-__all__ = ["check_format", "read_table", "write_table"]
+__all__ = ["check_format", "check_text", "read_table", "write_table"]
 
 
 def check_format(path: Path) -> None:
@@ -22,6 +24,21 @@ def check_format(path: Path) -> None:
         _parquet()
 
 
+def check_text(column: str, values: Iterable[Any]) -> None:
+    """Raise :class:`DataError` where Parquet cannot hold a text, as a file name of other bytes than UTF-8.
+
+    Args:
+        column: Name of the column.
+        values: Its values; those that are no texts are passed over.
+    """
+    for text in values:
+        if isinstance(text, str) and not _is_unicode(text):
+            raise DataError(
+                f"the {column} {str(text)!r} is not in UTF-8, and Parquet has no other text: rename the file "
+                "or folder, or write an .npz file"
+            )
+
+
 def write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:
     """Write arrays of N rows each; those of Parquet with two dimensions become lists of one size.
 
@@ -30,7 +47,7 @@ def write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:
         columns: Arrays ``(N,)`` or ``(N, F)`` by name; a NumPy archive takes any shape.
 
     Raises:
-        DataError: If an array has more dimensions than Parquet's tables have.
+        DataError: If an array has more dimensions than Parquet's tables have, or a text is not UTF-8.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix.lower() == ".npz":
@@ -44,6 +61,7 @@ def write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:
             raise DataError(
                 f"{name} has the shape {values.shape}, and Parquet takes rows: write an .npz file"
             )
+        check_text(name, values)
         flat = arrow.array(values.ravel())
         found[name] = (
             arrow.FixedSizeListArray.from_arrays(flat, values.shape[1]) if values.ndim == 2 else flat
@@ -66,10 +84,19 @@ def read_table(path: Path) -> dict[str, NDArray[Any]]:
         raise ConfigError(f"there is no file {path}: give one that predict or embed wrote")
     try:
         if path.suffix.lower() == ".npz":
-            with np.load(path) as archive:
+            archive = np.load(path)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it is a single array of NumPy, .npy")
+            with archive:
                 return dict(archive)
         return _read_parquet(path)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:  # Arrow's own are ValueErrors
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:  # Arrow's own are ValueErrors
         raise DataError(f"{path} cannot be read as representations ({error})") from error
 
 
@@ -79,9 +106,20 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     for name in table.column_names:
         column = table[name].combine_chunks()
         lists = arrow.types.is_fixed_size_list(column.type)
-        values = (column.flatten() if lists else column).to_numpy(zero_copy_only=False)
-        found[name] = values.reshape(len(column), -1) if lists else values
+        flat = column.flatten() if lists else column  # which leaves out rows that are null
+        if nulls := column.null_count or flat.null_count:
+            raise ValueError(f"{nulls} values in {name} are null")
+        values = flat.to_numpy(zero_copy_only=False)
+        found[name] = values.reshape(len(column), column.type.list_size) if lists else values
     return found
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parquet() -> tuple[Any, Any]:

@@ -13,10 +13,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
+from torch.utils.data import DataLoader
 
 from mmcl_lightning._files import free_path
 from mmcl_lightning._lightning import datamodule_of
-from mmcl_lightning.callbacks.tables import check_format, write_table
+from mmcl_lightning.callbacks.tables import check_format, check_text, write_table
 from mmcl_lightning.distributed import layout
 from mmcl_lightning.errors import DataError
 
@@ -56,6 +57,18 @@ class RepresentationWriter(BasePredictionWriter):
         if stage == "predict":
             self._target = free_path(self.path, Path(trainer.default_root_dir) / "representations.npz")
             check_format(self._target)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the names of all images, before anything is computed.
+
+        Raises:
+            DataError: If the file cannot hold one.
+        """
+        datamodule, loader = datamodule_of(trainer), trainer.predict_dataloaders
+        parquet = self._target is not None and self._target.suffix.lower() == ".parquet"
+        if parquet and hasattr(datamodule, "rows") and isinstance(loader, DataLoader):
+            for name, values in datamodule.rows(range(len(loader.dataset))).items():  # type: ignore[arg-type]
+                check_text(name, values)
 
     def write_on_epoch_end(
         self,

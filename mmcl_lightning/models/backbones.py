@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmcl_lightning._options import check_flags, check_whole
 from mmcl_lightning.errors import ConfigError, ShapeError
 
-__all__ = ["Conv4", "build_backbone", "explained", "feature_dim"]
+__all__ = ["Conv4", "build_backbone", "feature_dim", "input_channels"]
 
 _TIMM_PREFIX = "timm:"
 _PROBE_SIZES = (32, 224)
@@ -98,6 +98,8 @@ def build_backbone(
     """
     if isinstance(name, Mapping) and "name" in name:
         chosen = {"cifar_stem": cifar_stem, "pretrained": pretrained, "in_channels": in_channels}
+        if odd := [key for key in name if not isinstance(key, str)]:
+            raise ConfigError(f"options of a backbone have names, such as in_channels, got {odd[0]!r}")
         return build_backbone(**{**chosen, **options, **name})
     if not isinstance(name, str):
         raise ConfigError(
@@ -105,7 +107,7 @@ def build_backbone(
             f"{{name: resnet50, in_channels: 4}}, got {name!r}"
         )
     check_whole(1, in_channels=in_channels)
-    check_flags(pretrained=pretrained)
+    check_flags(pretrained=pretrained, cifar_stem=cifar_stem)
     if options and not name.startswith(_TIMM_PREFIX):
         raise ConfigError(
             f"backbone {name!r} has no option {next(iter(options))!r}: there are cifar_stem, in_channels and "
@@ -160,41 +162,18 @@ def feature_dim(module: nn.Module) -> int:
             tried.append(f"{size} pixels: gave {got} instead of a tensor of shape (2, F)")
     raise ConfigError(
         f"Cannot tell the representation's width F of {type(module).__name__}: let the module have an "
-        f"attribute num_features. Tried a batch (2, {_in_channels(module)}, S, S): " + "; ".join(tried)
+        f"attribute num_features. Tried a batch (2, {input_channels(module)}, S, S): " + "; ".join(tried)
     )
 
 
-@contextlib.contextmanager
-def explained(module: nn.Module, images: Any) -> Iterator[None]:
-    """Say in a sentence why a network refuses images of a wrong number of channels, or of pixels.
+def input_channels(module: nn.Module) -> int:
+    """Return the channels that the first convolution takes; 3 where there is none.
 
     Args:
-        module: The network that is called within the context.
-        images: What it is called with.
-
-    Raises:
-        ShapeError: In place of the network's own error, where the images are the cause.
+        module: A network of images.
     """
-    try:
-        yield
-    except (RuntimeError, AssertionError, ValueError) as error:
-        if not isinstance(images, Tensor) or images.ndim != 4 or isinstance(error, ShapeError):
-            raise
-        channels, wanted = images.shape[1], _in_channels(module)
-        size = f"{images.shape[2]} x {images.shape[3]} pixels"
-        if channels != wanted:
-            raise ShapeError(
-                f"the images have {channels} channels, and the backbone's first layer takes {wanted}: set "
-                f"data.channels, or the backbone's, as in --model.backbone '{{name: resnet18, in_channels: "
-                f"{channels}}}'"
-            ) from error
-        if isinstance(error, AssertionError) or "size" in str(error).lower():
-            raise ShapeError(
-                f"the backbone does not take images of {size} ({str(error).splitlines()[0]}): set "
-                "data.image_size, or give the backbone's, as in --model.backbone "
-                f"'{{name: timm:vit_small_patch16_224, img_size: {images.shape[2]}}}'"
-            ) from error
-        raise
+    first = next((part for part in module.modules() if isinstance(part, nn.Conv2d)), None)
+    return 3 if first is None else first.in_channels
 
 
 def _resnet_names() -> list[str]:
@@ -258,13 +237,7 @@ def _unknown_name(name: str, known: Sequence[str]) -> ConfigError:
 
 def _blank_images(module: nn.Module, size: int) -> Tensor:
     like = next(module.parameters(), torch.empty(0))
-    return torch.zeros(2, _in_channels(module), size, size, device=like.device, dtype=like.dtype)
-
-
-def _in_channels(module: nn.Module) -> int:
-    """Channels that the first convolution takes; 3 where there is none."""
-    first = next((part for part in module.modules() if isinstance(part, nn.Conv2d)), None)
-    return 3 if first is None else first.in_channels
+    return torch.zeros(2, input_channels(module), size, size, device=like.device, dtype=like.dtype)
 
 
 @contextlib.contextmanager

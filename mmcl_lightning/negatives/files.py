@@ -46,7 +46,7 @@ def write_files(
     }
     files = [path.with_suffix(".json"), path.with_suffix(".csv")]
     files[0].write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    with files[1].open("w", newline="", encoding="utf-8") as file:
+    with files[1].open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)
         writer.writerow(("query", "query_path", "query_target", *_FIELDS))
         for query in range(len(found.images)):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from mmcl_lightning._files import free_path
 from mmcl_lightning.datamodules.pictures import PictureReader
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.negatives.drawing import BLUE, GREEN, ORANGE, Tile, draw_grid
 from mmcl_lightning.neighbours.images import EmbeddedImages
 from mmcl_lightning.neighbours.search import near_duplicates, nearest_neighbours
@@ -49,6 +51,11 @@ def neighbours(arguments: list[str]) -> None:
     queries = images.rows(options.query)
     similarity, index = nearest_neighbours(images.h, queries, options.k)
     duplicates = near_duplicates(images.h, queries, similarity, index, options.duplicates)
+    drawn = None
+    if picture is not None:  # before any file is written, as a picture may be missing
+        shown = queries if options.query else queries[:: max(1, -(-len(queries) // _ROWS))]
+        which = torch.isin(queries, shown).nonzero().squeeze(1)
+        drawn = _draw(images, queries[which], similarity[which], index[which], options)
     print(f"similarity of an image to its nearest: {similarity[:, 0].median():.4f} in the median")
     _write(out, ("query", "rank", "neighbour", "similarity"), _neighbours(images, queries, similarity, index))
     written = [out]
@@ -60,10 +67,9 @@ def neighbours(arguments: list[str]) -> None:
         _write(written[-1], ("first", "second", "similarity", "first_split", "second_split"), rows)
         of = f"{len(options.query)} queries" if options.query else f"{len(images.paths)} images"
         _say(rows, of, options.duplicates)
-    if picture is not None:
-        shown = queries if options.query else queries[:: max(1, -(-len(queries) // _ROWS))]
-        which = torch.isin(queries, shown).nonzero().squeeze(1)
-        _draw(images, queries[which], similarity[which], index[which], options).save(picture)
+    if picture is not None and drawn is not None:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        drawn.save(picture)
         written.append(picture)
     print(f"Wrote {', '.join(str(path) for path in written)}")
 
@@ -90,6 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--picture", metavar="FILE.png", help="picture of queries and their neighbours")
     parser.add_argument("--root", metavar="PATH", help="folder of the images, for the picture")
+    reading = parser.add_argument_group("how the images are read for the picture, as data has it of embed")
+    reading.add_argument("--channels", type=int, help="of an image; the first three are shown")
+    reading.add_argument("--bands", type=json.loads, metavar="'[0, 1, 2]'", help="of a file, from 0")
+    reading.add_argument("--value_range", type=json.loads, metavar="'[0, 1000]'", help="black and white")
+    reading.add_argument("--max_pixels", type=int, help="most pixels of an image")
     return parser
 
 
@@ -121,18 +132,25 @@ def _say(rows: list[tuple[Any, ...]], of: str, threshold: float) -> None:
     print("  where that is far above the median of an image and its nearest, which a weak network raises")
     for first, second, value, *splits in rows[:_SHOWN]:
         where = f" ({' and '.join(splits)})" if splits[0] != splits[1] else ""
-        print(f"  {value} {first} {second}{where}")
+        print(f"  {value} {first} {second}{where}".encode(errors="replace").decode())
     if len(rows) > _SHOWN:
         print(f"  ... and {len(rows) - _SHOWN} more")
 
 
 def _draw(images: EmbeddedImages, queries: Tensor, similarity: Tensor, index: Tensor, options: Any) -> Any:
     """Draw a row for every query: the image, then its neighbours."""
-    read = PictureReader()
+    names = ("channels", "bands", "value_range", "max_pixels")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    read = PictureReader(**given)
 
     def tile(row: int, frame: str, corner: str = "", thick: bool = False) -> Tile:
-        image = read(Path(options.root) / images.paths[row])
-        assert isinstance(image, Image.Image)  # as those of three channels are
+        try:
+            image = read(Path(options.root) / images.paths[row])
+        except DataError as error:  # the options of the data are this command's own here
+            raise DataError(str(error).replace("--data.", "--").replace("data.", "--")) from error
+        if isinstance(image, Tensor):  # of other than three channels
+            rgb = image[:3] if len(image) > 2 else image[:1].expand(3, -1, -1)
+            image = Image.fromarray(rgb.permute(1, 2, 0).numpy())
         image.thumbnail((_SIDE, _SIDE))
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
         return Tile(pixels, frame, corner, images.classes[row] or Path(images.paths[row]).name, thick=thick)
@@ -158,8 +176,14 @@ def _draw(images: EmbeddedImages, queries: Tensor, similarity: Tensor, index: Te
 
 
 def _write(path: Path, head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
+    """Write a table, all of it or nothing; names of files keep their bytes, whatever their encoding."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(head)
-        writer.writerows(rows)
+    draft = path.with_name(f"{path.name}.tmp")
+    try:
+        with draft.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            writer = csv.writer(file)
+            writer.writerow(head)
+            writer.writerows(rows)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

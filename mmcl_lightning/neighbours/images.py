@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,26 +37,39 @@ class EmbeddedImages:
 
     @staticmethod
     def read(path: str) -> EmbeddedImages:
-        """Read a file.
+        """Read a file; where names repeat, as numbers of images within a split do, the split is added.
 
         Raises:
             ConfigError: If there is none of that name.
-            DataError: If it has no ``h``, or is damaged.
+            DataError: If it has no ``h`` of numbers, a column of another length, or is damaged.
         """
         columns = read_table(Path(path))
         if "h" not in columns:
             raise DataError(
                 f"{path} has no h but {', '.join(columns)}: give a file that predict or embed wrote"
             )
-        count = len(columns["h"])
-        names = next((columns[name] for name in ("path", "name") if name in columns), range(count))
-        texts = [
-            [str(value) for value in columns[name]] if name in columns else [""] * count
-            for name in ("class", "split")
-        ]
-        return EmbeddedImages(
-            torch.tensor(columns["h"], dtype=torch.float32), [str(name) for name in names], *texts
-        )
+        h = columns["h"]
+        if h.ndim != 2 or h.dtype.kind not in "fiu":
+            raise DataError(
+                f"h of {path} must be real numbers (N, F), a row per image, got {h.dtype} {h.shape}: give a "
+                "file that predict or embed wrote"
+            )
+
+        def texts(name: str) -> list[str]:
+            values = columns.get(name, np.full(len(h), ""))
+            if values.shape != (len(h),):
+                raise DataError(
+                    f"{name} of {path} must have a value for each of the {len(h)} rows of h, got the shape "
+                    f"{values.shape}"
+                )
+            return [str(value) for value in values]
+
+        name = next((name for name in ("path", "name") if name in columns), None)
+        names = [str(row) for row in range(len(h))] if name is None else texts(name)
+        splits = texts("split")
+        if len(set(names)) < len(names) and any(splits):
+            names = [f"{split}/{name}" for split, name in zip(splits, names, strict=True)]
+        return EmbeddedImages(torch.tensor(h, dtype=torch.float32), names, texts("class"), splits)
 
     def rows(self, names: Iterable[str]) -> Tensor:
         """Return the rows of images ``(Q,)`` by their paths, or the ends of these; all without a name.
@@ -63,15 +78,16 @@ class EmbeddedImages:
             ConfigError: If there is no such image, or several.
         """
         names, places = list(names), Places(self.paths, "")
-        number: dict[str, int] = {}
+        known = defaultdict(list)
         for row, path in enumerate(self.paths):
-            number.setdefault(path, row)
+            known[path].append(row)
         found = []
         for name in names:
             fitting = places.find(name)
-            if len(fitting) != 1:
+            rows = [row for path in fitting for row in known[path]]
+            if len(rows) != 1:
                 near = fitting[:2] or difflib.get_close_matches(name, self.paths, n=1)
                 hint = f", such as {' and '.join(near)}" if near else ""
-                raise ConfigError(f"--query {name} fits {len(fitting)} of the {len(number)} images{hint}")
-            found.append(number[fitting[0]])
+                raise ConfigError(f"--query {name} fits {len(rows)} of the {len(self.paths)} images{hint}")
+            found += rows
         return torch.tensor(found) if names else torch.arange(len(self.paths))

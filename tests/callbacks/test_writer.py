@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -138,6 +139,37 @@ def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
         DataError, match=r"h has the shape \(2, 3, 4\), and Parquet takes rows: write an .npz"
     ):
         write_table(tmp_path / "deep.parquet", {"h": np.zeros((2, 3, 4))})
+
+
+@pytest.mark.parametrize("row", [None, [1.0, None]])
+def test_a_parquet_row_without_a_value_is_refused(row: Any, tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    h = arrow.array([[1.0, 2.0], row, [3.0, 2.0]], type=arrow.list_(arrow.float32(), 2))
+    parquet.write_table(arrow.table({"h": h}), tmp_path / "out.parquet")
+    with pytest.raises(DataError, match=r"cannot be read .*\(1 values in h are null\)"):
+        read_table(tmp_path / "out.parquet")
+
+
+def test_an_array_under_the_name_of_an_archive_is_refused(tmp_path: Path) -> None:
+    with open(tmp_path / "out.npz", "wb") as file:
+        np.save(file, np.ones(3))
+    with pytest.raises(DataError, match=r"\(it is a single array of NumPy, \.npy\)"):
+        read_table(tmp_path / "out.npz")
+
+
+def test_a_name_that_parquet_cannot_hold_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    odd = tmp_path / "images" / os.fsdecode(b"cat\xff") / "a.png"
+    odd.parent.mkdir(parents=True)
+    Image.new("RGB", (16, 16)).save(odd)
+    data = ImageFolderDataModule(str(tmp_path / "images"), num_workers=0, image_size=16, holdout=0)
+    module, seen = simclr(), []
+    module.register_forward_pre_hook(lambda *args: seen.append(1))
+    with pytest.raises(DataError, match=r"the path 'cat\\udcff/a\.png' is not in UTF-8, and Parquet has"):
+        trainer(tmp_path, RepresentationWriter(str(tmp_path / "o.parquet"))).predict(module, data)
+    assert not seen
+    with pytest.raises(DataError, match=r"the name '\\udcff' is not in UTF-8"):
+        write_table(tmp_path / "own.parquet", {"name": np.array(["a", "\udcff"])})
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_computed(

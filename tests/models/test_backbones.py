@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 import torchvision
 from torch import nn
 
-from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.models import Conv4, build_backbone, feature_dim
+from mmcl_lightning.errors import ConfigError, ShapeError
+from mmcl_lightning.models import Conv4, build_backbone, explained, feature_dim
 
 
 @pytest.mark.parametrize(("name", "width"), [("resnet18", 512), ("resnet50", 2048), ("conv4", 256)])
@@ -96,6 +97,9 @@ def test_conv4_is_small_and_trains() -> None:
         ("timm:resnet18", {"cifar_stem": True}, "cifar_stem=True works with torchvision ResNets"),
         ("conv4", {"pretrained": True}, "no published weights for 'conv4'"),
         ("resnet18", {"pretrained": True, "cifar_stem": True}, "pretrained=True needs the stem"),
+        ("resnet18", {"cifar_stem": "false"}, "cifar_stem must be True or False, got 'false'"),
+        ({"name": "resnet18", "cifar_stem": None}, {}, "cifar_stem must be True or False, got None"),
+        ({"name": "conv4", 1: 2}, {}, "options of a backbone have names, such as in_channels, got 1"),
         ("resnet18", {"in_channels": 0}, "in_channels must be an integer >= 1, got 0"),
     ],
 )
@@ -141,3 +145,77 @@ def test_width_of_an_unknown_module_is_found_without_a_trace(side: int) -> None:
 def test_width_that_cannot_be_found(net: nn.Module, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"let the module have an attribute num_features.*{reason}"):
         feature_dim(net)
+
+
+class _Wrapped(nn.Module):
+    """A user's own network around another one, with a check of its own or a step that turns images grey."""
+
+    def __init__(self, net: nn.Module, before: Any) -> None:
+        super().__init__()
+        self.net, self.before = net, before
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(self.before(x))
+
+
+def _bright(x: torch.Tensor) -> torch.Tensor:
+    assert x.max() > 1, "images of size 32 are brighter"
+    return x
+
+
+def _out_of_memory(x: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("out of memory: max_split_size_mb")
+
+
+IMAGES = torch.zeros(2, 3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("net", "images", "message"),
+    [
+        (
+            build_backbone("resnet18", in_channels=4),
+            IMAGES,
+            "have 3 channels, and .* first layer takes 4: set",
+        ),
+        (
+            nn.Conv2d(3, 4, 40),
+            IMAGES,
+            r"does not take images of 32 x 32 pixels \(Calculated padded input size",
+        ),
+        (
+            build_backbone("timm:vit_tiny_patch16_224", img_size=64),
+            IMAGES,
+            r"images of 32 x 32 pixels \(Input height \(32\) doesn't match model \(64\)",
+        ),
+    ],
+)
+def test_images_that_do_not_fit_are_explained(net: nn.Module, images: torch.Tensor, message: str) -> None:
+    with pytest.raises(ShapeError, match=message), explained(net, images):
+        net(images)
+
+
+@pytest.mark.parametrize(
+    ("net", "images", "kind", "message"),
+    [
+        (_Wrapped(nn.Conv2d(3, 4, 3), _bright), IMAGES, AssertionError, "are brighter"),
+        (_Wrapped(nn.Conv2d(1, 4, 3), _out_of_memory), IMAGES, torch.OutOfMemoryError, "max_split_size"),
+        (_Wrapped(nn.Conv2d(3, 4, 3), lambda x: x + torch.ones(7)), IMAGES, RuntimeError, "size of tensor a"),
+        (build_backbone("resnet18"), IMAGES[:1], ValueError, "Expected more than 1 value per channel"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(5, 4, 3)), IMAGES, RuntimeError, "to have 5 channels"),
+    ],
+    ids=["own check", "memory", "own bug", "one image", "a layer within"],
+)
+def test_other_errors_of_a_network_stay_as_they_are(
+    net: nn.Module, images: torch.Tensor, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message) as caught, explained(net, images):
+        net(images)
+    assert not isinstance(caught.value, ShapeError)
+
+
+def test_errors_of_what_stands_beside_the_network_stay_as_they_are() -> None:
+    net = build_backbone("conv4", in_channels=1)
+    with pytest.raises(RuntimeError, match="Kernel size") as caught, explained(net, IMAGES):
+        nn.Conv2d(256, 4, 40)(torch.zeros(2, 256, 4, 4))
+    assert not isinstance(caught.value, ShapeError)

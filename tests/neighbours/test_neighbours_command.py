@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 import numpy as np
@@ -106,3 +107,71 @@ def test_names_and_numbers_in_place_of_paths() -> None:
     main(["neighbours", "bare.npz", "--query=1", "--k=1"])
     assert read("neighbours.csv")[1] == ["b", "1", "a", "0.000000"]
     assert read("neighbours_2.csv")[1] == ["1", "1", "0", "0.000000"]
+
+
+def test_the_same_name_in_two_splits_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {"path": np.array(["0", "1", "0"]), "split": np.array(["train", "train", "test"])}
+    write_table(Path("two.npz"), {"h": np.eye(3, dtype=np.float32), **columns})
+    said = complaint(["neighbours", "two.npz", "--query=0"], capsys, code=1)
+    assert "--query 0 fits 2 of the 3 images, such as train/0 and test/0" in said
+    main(["neighbours", "two.npz", "--query=test/0", "--k=2"])
+    assert read("neighbours.csv")[1:] == [
+        ["test/0", "1", "train/0", "0.000000"],
+        ["test/0", "2", "train/1", "0.000000"],
+    ]
+    write_table(Path("same.npz"), {"h": np.eye(2, dtype=np.float32), "name": np.array(["a", "a"])})
+    said = complaint(["neighbours", "same.npz", "--query=a"], capsys, code=1)
+    assert "--query a fits 2 of the 2 images" in said
+
+
+H = np.eye(3, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"h": H + 1j}, "h of x.npz must be real numbers (N, F), a row per image, got complex64 (3, 3)"),
+        ({"h": np.array(["a", "b"])}, "got <U1 (2,)"),
+        ({"h": np.float32(3)}, "got float32 ()"),
+        ({"h": H[0]}, "got float32 (3,)"),
+        ({"h": H, "path": np.array(["a", "b"])}, "path of x.npz must have a value for each of the 3 rows"),
+        ({"h": H, "split": np.array("train")}, "split of x.npz must have a value for each of the 3 rows"),
+    ],
+)
+def test_a_table_of_another_kind(
+    columns: dict[str, np.ndarray], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez("x.npz", **columns)
+    assert message in complaint(["neighbours", "x.npz"], capsys, code=1)
+    assert not list(Path().glob("*.csv*"))
+
+
+def test_names_of_other_bytes_than_utf8_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [os.fsdecode(name) for name in (b"\xff.png", b"b.png")]
+    write_table(Path("odd.npz"), {"h": np.ones((2, 2), np.float32), "path": np.array(names)})
+    main(["neighbours", "odd.npz"])
+    assert Path("neighbours.csv").read_bytes().splitlines()[1] == b"\xff.png,1,b.png,1.000000"
+    assert "  1.000000 ?.png b.png\n" in capsys.readouterr().out
+    assert sorted(path.name for path in Path().glob("neighbours*")) == [
+        "neighbours.csv",
+        "neighbours.duplicates.csv",
+    ]
+
+
+def test_a_picture_of_images_of_many_bands(capsys: pytest.CaptureFixture[str]) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    for index in range(2):
+        bands = np.full((5, 8, 8), 100 * (index + 1), np.uint16)
+        tifffile.imwrite(f"{index}.tif", bands, photometric="minisblack", planarconfig="separate")
+    table = {"h": np.eye(2, dtype=np.float32), "path": np.array(["0.tif", "1.tif"])}
+    write_table(Path("bands.npz"), table)
+    command = ["neighbours", "bands.npz", "--picture=n.png", "--root=."]
+    said = complaint(command, capsys, code=1)
+    assert "has 5 bands, expected 3: set --channels to 5, or say which to take, as in --bands '[0" in said
+    assert not list(Path().glob("*.csv")), "the next try is not told that they exist"
+    main([*command, "--bands=[4, 0, 1]", "--value_range=[0, 255]"])
+    with Image.open("n.png") as picture:
+        colours = {pixel for _, pixel in picture.convert("RGB").getcolors(2**24)}
+    assert {(100, 100, 100), (200, 200, 200)} <= colours
+    main([*command[:2], "--picture=all.png", "--root=.", "--channels=5", "--value_range=[0, 255]"])
+    assert Path("all.png").read_bytes() == Path("n.png").read_bytes()

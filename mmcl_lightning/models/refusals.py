@@ -1,0 +1,71 @@
+"""Images that a network does not take: what it is that does not fit, in a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmcl_lightning.errors import ShapeError
+from mmcl_lightning.models.backbones import input_channels
+
+__all__ = ["explained"]
+
+_LIBRARIES = ("torch", "timm", "torchvision")
+# What torch and timm say of images that do not fit.
+_OTHER_CHANNELS = re.compile(r"expected input\[.*\] to have (\d+) channels, but got (\d+) channels")
+_OF_SIZE = re.compile("height|width|size|patch", re.IGNORECASE)
+_ONE_VALUE = "more than 1 value per channel"  # of batch norm, of a batch of one image
+
+
+@contextlib.contextmanager
+def explained(module: nn.Module, images: Any) -> Iterator[None]:
+    """Say in a sentence why a network refuses images of a wrong number of channels, or of pixels.
+
+    Args:
+        module: The network that is called within the context.
+        images: What it is called with.
+
+    Raises:
+        ShapeError: In place of the network's own error, where the images are the cause. Errors of what else
+            is called within the context, and those of a user's own code, stay as they are.
+    """
+    try:
+        yield
+    except (RuntimeError, AssertionError, ValueError) as error:
+        if not isinstance(images, Tensor) or images.ndim != 4 or not _refused_by_library(error, module):
+            raise
+        channels, wanted, text = images.shape[1], input_channels(module), str(error)
+        size = f"{images.shape[2]} x {images.shape[3]} pixels"
+        if told := _OTHER_CHANNELS.search(text):
+            if (wanted, channels) != (
+                int(told[1]),
+                int(told[2]),
+            ):  # a layer within does not fit the one before
+                raise
+            raise ShapeError(
+                f"the images have {channels} channels, and the backbone's first layer takes {wanted}: set "
+                f"data.channels, or the backbone's, as in --model.backbone '{{name: resnet18, in_channels: "
+                f"{channels}}}'"
+            ) from error
+        if _OF_SIZE.search(text) and _ONE_VALUE not in text:
+            raise ShapeError(
+                f"the backbone does not take images of {size} ({text.splitlines()[0]}): set "
+                "data.image_size, or give the backbone's, as in --model.backbone "
+                f"'{{name: timm:vit_small_patch16_224, img_size: {images.shape[2]}}}'"
+            ) from error
+        raise
+
+
+def _refused_by_library(error: Exception, module: nn.Module) -> bool:
+    """Whether an error was raised within a module, by a line of a library of networks."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    within = any(frame.f_locals.get("self") is module for frame in frames)
+    return within and frames[-1].f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES
