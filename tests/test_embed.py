@@ -15,6 +15,7 @@ from test_cli import complaint
 
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import ImageFolderDataModule
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules import PretrainedBackbone
 from mmcl_lightning.modules.weight_files import EXPORTED
 
@@ -109,6 +110,16 @@ def test_predict_takes_it_too(folder: Path, capsys: pytest.CaptureFixture[str]) 
     main(["predict", *model, *data, "--trainer.accelerator=cpu", "--trainer.logger=false"])
     assert "random weights" not in capsys.readouterr().err
     torch.testing.assert_close(torch.from_numpy(np.load("runs/representations.npz")["h"]), expected(folder))
+
+
+def test_what_an_exported_file_tells_may_be_anything(folder: Path) -> None:
+    weights = OrderedDict(torch.load("backbone.pt", weights_only=True))
+    setattr(weights, EXPORTED, "nonsense")
+    torch.save(weights, "odd.pt")
+    module = PretrainedBackbone("odd.pt", "conv4")
+    assert module.preprocessing is None
+    with pytest.raises(ConfigError, match=r"odd\.pt does not say of which network it is"):
+        PretrainedBackbone("odd.pt")
 
 
 def test_images_are_made_as_those_of_the_weights(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from mmcl_lightning.datamodules.loading import (
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.datamodules.sources import ImageSource, JoinedSource, first_readable
 from mmcl_lightning.datamodules.splits import Splits, describe_rows
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms import ImageTransform, MultiView, SimCLRTransform
 from mmcl_lightning.transforms.base import described, disagreement
 from mmcl_lightning.transforms.images import PixelImage, channel_count
@@ -369,6 +369,11 @@ class SSLDataModule(LightningDataModule):
     def _train_loader(self, source: ImageSource) -> ResumableDataLoader:
         dataset = self._view_dataset(source)
         sampler = EpochSampler(dataset, self._world_size, self._rank, seed=self.seed)
+        if self.task == "classify" and sampler.num_samples < 2:  # its only batch would be left out
+            raise DataError(
+                "an evaluation needs 2 labelled training images or more on each device, got "
+                f"{len(source)} for {self._world_size}"
+            )
         return ResumableDataLoader(
             dataset=dataset,
             batch_size=self.batch_size,

@@ -55,6 +55,11 @@ def sorted_names(labels: Iterable[str]) -> list[str]:
     return [by_value[value] for value in sorted(by_value)]
 
 
+def _plain(name: str) -> str:
+    """Return the name of a column as it is compared with the usual ones."""
+    return re.sub(r"[ -]+", "_", name.strip().lower())
+
+
 @dataclass
 class LabelFile:
     """A table of pictures with their labels and perhaps their splits, as it is matched with a folder.
@@ -106,6 +111,8 @@ class LabelFile:
             else:
                 self.unused[f"repeated rows of {self.path.name}"] += picture in self.labels
                 self.labels[picture] = label
+        if not (found or absent):
+            raise DataError(f"{self.path} names columns and has no row: add one for each picture")
         if not found:
             raise DataError(
                 f"no row of {self.path} fits a picture of {self.root}: the first row is {first!r}, the first "
@@ -121,8 +128,7 @@ class LabelFile:
         """Yield the number of the line, and path, label and split, of every row."""
         try:
             with open(self.path, newline="", encoding="utf-8-sig") as file:
-                head = file.readline()
-                separator = max(",;\t", key=head.count)
+                separator = self._separator(file.readline())
                 file.seek(0)
                 reader = csv.reader(file, delimiter=separator, strict=True)
                 where = self._places_of(next(reader, []))
@@ -137,14 +143,21 @@ class LabelFile:
                     values = [row[where[part]].strip() if part in where else "" for part in _COLUMNS]
                     values[1] = "" if values[1].lower() == "nan" else values[1]  # as pandas writes no label
                     yield reader.line_num, (values[0], values[1], values[2])
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{self.path} is no table of text in UTF-8 ({error}): save it as CSV") from error
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read ({error}): give another file of labels") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.path} is no text in UTF-8 ({error}): save it as CSV in UTF-8") from error
+        except csv.Error as error:
+            raise DataError(
+                f"{self.path} is no CSV ({error}): double quotes open and close a value, and are doubled "
+                "within it"
+            ) from error
 
     def _places_of(self, head: list[str]) -> dict[str, int]:
         """Return where path, label and perhaps split stand."""
         if unknown := self.columns.keys() - _COLUMNS.keys():
             raise ConfigError(f"label_columns names path, label and split, got {unknown.pop()!r}")
-        plain = [re.sub(r"[ -]+", "_", name.strip().lower()) for name in head]
+        plain = list(map(_plain, head))
         where = {}
         for part, names in _COLUMNS.items():
             if part in self.columns:
@@ -153,9 +166,9 @@ class LabelFile:
                         f"label_columns: {self.path.name} has no column {self.columns[part]!r}; it has "
                         f"{', '.join(head)}"
                     )
-                where[part] = head.index(self.columns[part])
+                where[part] = self._only(head, self.columns[part])
             elif known := [name for name in names if name in plain]:
-                where[part] = plain.index(known[0])
+                where[part] = self._only(plain, known[0])
             elif part != "split":
                 raise DataError(
                     f"{self.path} has no column {part}: its first line must name the columns, as in "
@@ -165,6 +178,22 @@ class LabelFile:
         self.splits = {} if "split" in where else None
         self.read_as = f"{self.path.name} (columns {', '.join(head[at].strip() for at in where.values())})"
         return where
+
+    def _only(self, head: list[str], name: str) -> int:
+        if head.count(name) > 1:
+            raise DataError(f"{self.path} has {head.count(name)} columns {name}: leave one of them")
+        return head.index(name)
+
+    def _separator(self, head: str) -> str:
+        """Return what separates the columns: by the names that are known, then by their number."""
+        usual = {name for names in _COLUMNS.values() for name in names}
+
+        def fit(separator: str) -> tuple[int, int]:
+            names = next(csv.reader([head], delimiter=separator), [])
+            known = [name in self.columns.values() or _plain(name) in usual for name in names]
+            return sum(known), len(names)
+
+        return max(",;\t", key=fit)
 
     def _one(self, found: list[str], name: str, line: int) -> str | None:
         if len(found) > 1:

@@ -6,7 +6,6 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Iterable
-from contextvars import ContextVar
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -28,16 +27,13 @@ from mmcl_lightning.models import explained, feature_dim
 from mmcl_lightning.modules.preprocessing import take_over
 from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
 from mmcl_lightning.modules.recording import record_options
-from mmcl_lightning.modules.resumable import ResumableModule
+from mmcl_lightning.modules.resumable import ResumableModule, restoring
 from mmcl_lightning.modules.weights import backbone_from
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 __all__ = ["ClassifierModule"]
-
-# Within load_from_checkpoint the weights come with the module's own file: no other one is read.
-_restoring: ContextVar[bool] = ContextVar("restoring", default=False)
 
 
 class ClassifierModule(ResumableModule):
@@ -97,11 +93,11 @@ class ClassifierModule(ResumableModule):
         self._lr = None if lr is None else float(lr)
         self.weight_decay = float(self.protocol.weight_decay if weight_decay is None else weight_decay)
         checkpoint = os.fspath(checkpoint)
-        file = "random" if _restoring.get() else checkpoint
+        file = "random" if restoring.get() else checkpoint
         self.backbone, source, report = backbone_from(file, backbone, cifar_stem)
         self.preprocessing = source.pop("preprocessing")
         self.keep_data = preprocessing == "data"
-        if not _restoring.get():
+        if not restoring.get():
             rank_zero_info(report)
             checkpoint = source["checkpoint"]
         self.checkpoint = checkpoint  # the ledger says with it what pretraining was judged
@@ -132,15 +128,6 @@ class ClassifierModule(ResumableModule):
         h: Tensor = self.backbone(x)
         return h
 
-    @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Rebuild the module from its own checkpoint, which has all weights; see Lightning for arguments."""
-        token = _restoring.set(True)
-        try:
-            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
-        finally:
-            _restoring.reset(token)
-
     def setup(self, stage: str) -> None:
         """Make the classifier, unless a checkpoint did; make images as those of the weights were."""
         take_over(self, keep_data=self.keep_data)
@@ -155,6 +142,11 @@ class ClassifierModule(ResumableModule):
             )
         self._compare_classes(getattr(datamodule, "class_names", None))
         if self.classifier is None:
+            if classes < 2:
+                raise DataError(
+                    f"the data has {classes} class, and there is nothing to tell it from: set data.root to a "
+                    "folder with a folder for each class, or give data.labels"
+                )
             self._make_classifier(classes)
             if stage == "fit":
                 average_anew(self.trainer, self)

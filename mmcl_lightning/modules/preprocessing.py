@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torchvision
@@ -64,23 +66,29 @@ def compare_with_checkpoint(module: Any, checkpoint: dict[str, Any]) -> None:
         rank_zero_warn(f"the checkpoint was made on images of {found}; these are of {made}")
 
 
-def published_preprocessing(name: str, network: Any) -> Preprocessing:
+def published_preprocessing(options: Mapping[str, Any], network: Any) -> Preprocessing:
     """Return how the library of a network makes images for its published weights.
 
-    Images are resized bicubic here, whatever the library does.
+    Images are resized bicubic here, whatever the library does. Weights that timm adapted to another number of
+    channels leave mean, std and transform open.
 
     Args:
-        name: Name of a torchvision ResNet, or ``"timm:NAME"``.
+        options: Name of a torchvision ResNet, or ``"timm:NAME"``, and options that it was built with.
         network: The network, which timm has told of its weights.
     """
-    if name.startswith("timm:"):
+    if options["name"].startswith("timm:"):
         told = network.pretrained_cfg
         channels, height, width = told["input_size"]
-        resize, mean, std = round(min(height, width) / told["crop_pct"]), told["mean"], told["std"]
+        size = options.get("img_size") or (height, width)
+        height, width = (size, size) if isinstance(size, int) else size
+        resize, mean, std = math.floor(min(height, width) / told["crop_pct"]), told["mean"], told["std"]
     else:
-        told = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+        told = torchvision.models.get_model_weights(options["name"]).DEFAULT.transforms()
         height = width = told.crop_size[0]
         channels, resize, mean, std = 3, told.resize_size[0], told.mean, told.std
+    if (taken := options.get("in_channels", channels)) != channels:
+        text = f"{height} x {width} pixels and {channels} channels"
+        return Preprocessing(None, (height, width), None, taken, text=text)
     crop = height if height == width else (height, width)
     transform = EvalTransform(resize, crop, tuple(mean), tuple(std))
     return Preprocessing.of(transform, (height, width), (height, width), channels)

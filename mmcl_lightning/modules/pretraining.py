@@ -21,9 +21,9 @@ from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.models import ProjectionHead, explained, feature_dim
 from mmcl_lightning.modules.chunked import encode_in_chunks
-from mmcl_lightning.modules.preprocessing import preprocessing_of
+from mmcl_lightning.modules.preprocessing import preprocessing_of, published_preprocessing
 from mmcl_lightning.modules.recording import record_options
-from mmcl_lightning.modules.resumable import ResumableModule
+from mmcl_lightning.modules.resumable import ResumableModule, restoring
 from mmcl_lightning.modules.weight_files import read_backbone
 from mmcl_lightning.modules.weights import load_backbone, make_backbone
 from mmcl_lightning.optim import WarmupConstant, WarmupCosine, parameter_groups, scale_learning_rate
@@ -93,7 +93,10 @@ class PretrainingModule(ResumableModule):
             check_whole(1, chunk_size=chunk_size)
         check_flags(cifar_stem=cifar_stem)
         scale_learning_rate(1.0, 1, lr_scaling)  # raises here, not hours later
-        self.backbone = make_backbone(backbone, cifar_stem)
+        self.backbone = make_backbone(backbone, cifar_stem, pretrained=False if restoring.get() else None)
+        self._published: Preprocessing | None = None  # of the weights that the backbone begins with
+        if isinstance(backbone, dict) and backbone.get("pretrained") and not restoring.get():
+            self._published = published_preprocessing(backbone, self.backbone)
         self.projection_head = _head(
             from_spec(projection_head, nn.Module, "projection_head"), self.backbone, hidden_dim, output_dim
         )
@@ -117,10 +120,14 @@ class PretrainingModule(ResumableModule):
         """
         file = read_backbone(path)
         rank_zero_info(load_backbone(self.backbone, file))
-        if file.preprocessing is not None and self.preprocessing is not None:
-            told, own = map(Preprocessing.from_plain, (file.preprocessing, self.preprocessing))
-            if told.difference(own.statistics):
-                rank_zero_warn(f"the weights of {path} were trained on images of {told}; these are of {own}")
+        if file.preprocessing is not None:
+            self._compare_images(Preprocessing.from_plain(file.preprocessing), path)
+
+    def _compare_images(self, told: Preprocessing, source: str) -> None:
+        """Warn where the weights that a run begins with saw images of another mean and std."""
+        own = None if self.preprocessing is None else Preprocessing.from_plain(self.preprocessing)
+        if own is not None and told.difference(own.statistics):
+            rank_zero_warn(f"the weights of {source} were trained on images of {told}; these are of {own}")
 
     @abstractmethod
     def loss_of_views(self, views: list[Any]) -> tuple[Tensor, Tensor]:
@@ -174,7 +181,10 @@ class PretrainingModule(ResumableModule):
         """
         if (made := preprocessing_of(self)) is not None:
             self.preprocessing = made.to_plain()
-        if self.init_from is not None and self.trainer.ckpt_path is None and not has_trained(self.trainer):
+        begins = self.trainer.ckpt_path is None and not has_trained(self.trainer)
+        if begins and self.init_from is None and self._published is not None:
+            self._compare_images(self._published, "the network's library")
+        if begins and self.init_from is not None:
             self.start_from(self.init_from)
             average_anew(self.trainer, self)
         modules = {"backbone": self.backbone, "projection_head": self.projection_head}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,10 @@ from mmcl_lightning.modules.preprocessing import compare_with_checkpoint
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ResumableModule"]
+__all__ = ["ResumableModule", "restoring"]
+
+#: Whether load_from_checkpoint is at work: all weights come with the module's own file, and no other is read.
+restoring: ContextVar[bool] = ContextVar("restoring", default=False)
 
 
 class ResumableModule(LightningModule):
@@ -76,7 +80,11 @@ class ResumableModule(LightningModule):
         kwargs.setdefault("weights_only", True)  # which Lightning leaves out for URLs
         if isinstance(checkpoint_path, (str, Path)) and Path(checkpoint_path).is_file():
             check_file(checkpoint_path, "a checkpoint")
-        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        token = restoring.set(True)
+        try:
+            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        finally:
+            restoring.reset(token)
 
     def on_fit_start(self) -> None:
         """Compare the optimizers with those of the checkpoint, which is about to overwrite their options.

@@ -113,6 +113,7 @@ def read_backbone(path: str) -> BackboneFile:
         tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
     # An exported file is a state dict, which has the rest as an attribute.
     told = known if "state_dict" in known else getattr(content, EXPORTED, {})
+    told = told if isinstance(told, dict) else {}
     options, preprocessing = told.get("hyper_parameters"), told.get("preprocessing")
     return BackboneFile(
         path, tensors, dict(options) if isinstance(options, dict) else {},

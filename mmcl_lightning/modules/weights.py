@@ -13,6 +13,7 @@ from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.models import build_backbone
 from mmcl_lightning.modules.preprocessing import published_preprocessing
+from mmcl_lightning.modules.resumable import restoring
 from mmcl_lightning.modules.weight_files import BackboneFile, counters, read_backbone
 
 __all__ = ["backbone_from", "digests", "load_backbone", "make_backbone"]
@@ -100,6 +101,14 @@ def backbone_from(
             if file is not None
             else f"{checkpoint} weights need a network: set backbone, such as 'resnet50'"
         )
+    if isinstance(choice, dict) and "name" in choice:
+        asked = choice.get("pretrained")
+        choice = {key: value for key, value in choice.items() if key != "pretrained"}  # the weights are these
+        if asked and checkpoint == "random" and not restoring.get():
+            raise ConfigError(
+                "checkpoint is 'random', and the backbone says pretrained: set --model.checkpoint to "
+                "'pretrained', or leave pretrained out"
+            )
     if cifar_stem is None:
         stem = None if file is None else file.weights.get("conv1.weight")
         name = choice.get("name") if isinstance(choice, dict) else choice
@@ -110,9 +119,9 @@ def backbone_from(
     if file is not None:
         report = load_backbone(module, file)
     elif checkpoint == "pretrained":
-        named = choice["name"] if isinstance(choice, dict) else str(choice)
-        preprocessing = published_preprocessing(named, module).to_plain()
-        report = f"weights as published with {named}"
+        options = choice if isinstance(choice, dict) else {"name": str(choice)}
+        preprocessing = published_preprocessing(options, module).to_plain()
+        report = f"weights as published with {options['name']}"
     else:
         report = "the backbone keeps its random weights"
     described = choice if isinstance(choice, str | dict) else to_spec(choice)

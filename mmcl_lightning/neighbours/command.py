@@ -51,11 +51,8 @@ def neighbours(arguments: list[str]) -> None:
     queries = images.rows(options.query)
     similarity, index = nearest_neighbours(images.h, queries, options.k)
     duplicates = near_duplicates(images.h, queries, similarity, index, options.duplicates)
-    drawn = None
-    if picture is not None:  # before any file is written, as a picture may be missing
-        shown = queries if options.query else queries[:: max(1, -(-len(queries) // _ROWS))]
-        which = torch.isin(queries, shown).nonzero().squeeze(1)
-        drawn = _draw(images, queries[which], similarity[which], index[which], options)
+    # Before any file is written: an image may be missing.
+    drawn = None if picture is None else _draw(images, queries, similarity, index, options)
     print(f"similarity of an image to its nearest: {similarity[:, 0].median():.4f} in the median")
     _write(out, ("query", "rank", "neighbour", "similarity"), _neighbours(images, queries, similarity, index))
     written = [out]
@@ -139,20 +136,14 @@ def _say(rows: list[tuple[Any, ...]], of: str, threshold: float) -> None:
 
 def _draw(images: EmbeddedImages, queries: Tensor, similarity: Tensor, index: Tensor, options: Any) -> Any:
     """Draw a row for every query: the image, then its neighbours."""
+    if not options.query:
+        some = slice(None, None, max(1, -(-len(queries) // _ROWS)))
+        queries, similarity, index = queries[some], similarity[some], index[some]
     names = ("channels", "bands", "value_range", "max_pixels")
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    read = PictureReader(**given)
+    read = PictureReader(**{name: found for name in names if (found := getattr(options, name)) is not None})
 
     def tile(row: int, frame: str, corner: str = "", thick: bool = False) -> Tile:
-        try:
-            image = read(Path(options.root) / images.paths[row])
-        except DataError as error:  # the options of the data are this command's own here
-            raise DataError(str(error).replace("--data.", "--").replace("data.", "--")) from error
-        if isinstance(image, Tensor):  # of other than three channels
-            rgb = image[:3] if len(image) > 2 else image[:1].expand(3, -1, -1)
-            image = Image.fromarray(rgb.permute(1, 2, 0).numpy())
-        image.thumbnail((_SIDE, _SIDE))
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+        pixels = _pixels(read, Path(options.root) / images.paths[row])
         return Tile(pixels, frame, corner, images.classes[row] or Path(images.paths[row]).name, thick=thick)
 
     rows, found = [], zip(queries.tolist(), similarity.tolist(), index.tolist(), strict=True)
@@ -173,6 +164,19 @@ def _draw(images: EmbeddedImages, queries: Tensor, similarity: Tensor, index: Te
     legend.append((BLUE, True, f"near duplicate, >= {options.duplicates}"))
     lines = [f"{len(images.paths)} images of {options.file}"]
     return draw_grid("Nearest neighbours", lines, ["query", "neighbours"], rows, [1, index.shape[1]], legend)
+
+
+def _pixels(read: PictureReader, path: Path) -> Tensor:
+    """Return an image as three channels in [0, 1], as large as the picture shows it."""
+    try:
+        image = read(path)
+    except DataError as error:  # the options of the data are this command's own here
+        raise DataError(str(error).replace("--data.", "--").replace("data.", "--")) from error
+    if isinstance(image, Tensor):  # of other than three channels
+        rgb = image[:3] if len(image) > 2 else image[:1].expand(3, -1, -1)
+        image = Image.fromarray(rgb.permute(1, 2, 0).numpy())
+    image.thumbnail((_SIDE, _SIDE))
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
 
 
 def _write(path: Path, head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:

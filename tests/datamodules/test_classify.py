@@ -11,7 +11,7 @@ import torch
 from mmcl_lightning.datamodules import ShapesDataModule, STL10DataModule
 from mmcl_lightning.datamodules.datasets import EvalDataset
 from mmcl_lightning.datamodules.loading import EvenSampler
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms import MultiView
 
 
@@ -48,6 +48,13 @@ def test_one_view_of_every_labelled_image() -> None:
 def test_a_last_image_alone_is_left_out() -> None:
     # Batch norm needs two.
     assert [len(images) for images, _ in shapes(train_size=49).train_dataloader()] == [8] * 6
+
+
+def test_one_image_is_too_few() -> None:
+    data = shapes()
+    data.splits.bank.targets[1:] = -1
+    with pytest.raises(DataError, match="2 labelled training images or more on each device, got 1 for 1"):
+        data.train_dataloader()
 
 
 def test_a_batch_may_exceed_the_images() -> None:

@@ -155,7 +155,9 @@ def test_what_is_not_used_is_counted_once(tmp_path: Path, caplog: pytest.LogCapt
             ("path,label", "a.png,cat", "b.png"),
             r"line 3 of .* has 1 columns, and the first line names at least 2",
         ),
-        (("path,label", 'a.png,"cat'), r"labels.csv is no table of text in UTF-8 \(unexpected end of data\)"),
+        (("path,label", 'a.png,"cat'), r"labels.csv is no CSV \(unexpected end of data\): double quotes"),
+        (("path,label",), r"labels.csv names columns and has no row: add one for each picture"),
+        (("path,Label,label", "a.png,cat,dog"), r"labels.csv has 2 columns label: leave one of them"),
         ((), r"no column path: its first line must name the columns"),
     ],
 )
@@ -221,3 +223,27 @@ def test_a_label_that_pandas_left_out_is_none(tmp_path: Path) -> None:
     assert tree.class_names == ["1"]
     assert sum(tree.ignored.values()) == 2
     assert found(tree, tmp_path)[DEEP[0]] == "1"
+
+
+@pytest.mark.parametrize("head", ['path;"label,x"', '"path";"label,x"', 'path;"label,x";"a,b"'])
+def test_a_comma_within_a_name_does_not_separate(head: str, tmp_path: Path) -> None:
+    pictures(tmp_path, "a.png", "b.png")
+    rest = ";1" * (head.count(";") - 1)
+    tree = scan(tmp_path, head, f"a.png;cat{rest}", f"b.png;dog{rest}", label="label,x")
+    assert found(tree, tmp_path) == {"a.png": "cat", "b.png": "dog"}
+
+
+def test_a_file_of_labels_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures(tmp_path, "a.png")
+    name = table(tmp_path, "path,label", "a.png,cat")
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("mmcl_lightning.datamodules.labels.open", refuse, raising=False)
+    with pytest.raises(DataError, match=r"labels\.csv cannot be read \(\[Errno 13\] Permission denied\)"):
+        scan_tree(str(tmp_path), "auto", name)
+    monkeypatch.undo()
+    (tmp_path / "labels.csv").write_bytes("path,label\na.png,\u00e9t\u00e9\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"labels\.csv is no text in UTF-8 .*: save it as CSV in UTF-8"):
+        scan_tree(str(tmp_path), "auto", name)

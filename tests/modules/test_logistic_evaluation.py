@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from runs import shapes, trainer
 from sklearn.linear_model import LogisticRegression as Reference
 
 from mmcl_lightning._accuracy import ClassAccuracy
 from mmcl_lightning.callbacks import Readouts, ResumableCheckpoint
+from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.models import build_backbone
-from mmcl_lightning.modules import LOGISTIC_PROTOCOLS, LogisticEvaluation
+from mmcl_lightning.modules import LOGISTIC_PROTOCOLS, LinearEvaluation, LogisticEvaluation
 from mmcl_lightning.modules.logistic import validation_rows
 from mmcl_lightning.modules.weights import digests
 from mmcl_lightning.readouts import LogisticRegression
@@ -38,7 +40,7 @@ def logistic(checkpoint: str, **options: Any) -> LogisticEvaluation:
     return LogisticEvaluation(checkpoint, **({"backbone": "conv4"} | options))
 
 
-def fit(folder: Path, module: LogisticEvaluation, *callbacks: Any, data: Any = None, **options: Any) -> Any:
+def fit(folder: Path, module: Any, *callbacks: Any, data: Any = None, **options: Any) -> Any:
     data = data or shapes(task="classify", train_size=80, test_size=60)
     run = trainer(folder, *callbacks, max_epochs=1, limit_train_batches=1, limit_val_batches=1.0, **options)
     run.fit(module, datamodule=data)
@@ -167,6 +169,18 @@ def test_the_edge_of_the_search_is_warned_of(weights: str, tmp_path: Path) -> No
     module.protocol = dataclasses.replace(module.protocol, Cs=(1e-12, 1e-11))
     with pytest.warns(UserWarning, match="the best C of the search is its strongest penalty, 1e-12"):
         fit(tmp_path, module)
+
+
+def test_one_class_is_nothing_to_tell_apart(weights: str, tmp_path: Path) -> None:
+    for name in "abcd":
+        (tmp_path / "photos" / "cat").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16)).save(tmp_path / "photos" / "cat" / f"{name}.png")
+    data = ImageFolderDataModule(str(tmp_path / "photos"), task="classify", num_workers=0, image_size=16)
+    for module in (logistic(weights, C=0.1), LinearEvaluation(weights, backbone="conv4")):
+        with pytest.raises(
+            DataError, match="the data has 1 class, and there is nothing to tell it from: set"
+        ):
+            fit(tmp_path, module, data=data)
 
 
 def test_input_is_checked(weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

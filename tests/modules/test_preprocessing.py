@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
+import timm
 import torch
 import torchvision
 from lightning.pytorch import Trainer
@@ -331,6 +332,56 @@ def test_published_weights_bring_their_own(monkeypatch: pytest.MonkeyPatch, pict
     )
     with pytest.raises(ConfigError, match="pretrained weights are those of a network by name"):
         LinearEvaluation("pretrained", backbone=build_backbone("conv4"))
+
+
+@pytest.mark.parametrize(
+    ("options", "pixels", "text"),
+    [
+        ({}, (224, 224), "224 x 224 pixels by EvalTransform(resize=248, crop=224), mean 0.5,"),  # timm: floor
+        ({"img_size": 96}, (96, 96), "96 x 96 pixels by EvalTransform(resize=106, crop=96), mean 0.5,"),
+        ({"img_size": [64, 96]}, (64, 96), "64 x 96 pixels by EvalTransform(resize=71, crop=(64, 96))"),
+        ({"in_channels": 1}, (224, 224), "224 x 224 pixels and 3 channels"),
+    ],
+)
+def test_published_weights_with_options(
+    options: dict[str, Any], pixels: tuple[int, int], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = timm.create_model
+    monkeypatch.setattr("timm.create_model", lambda *args, **o: create(*args, **(o | {"pretrained": False})))
+    module = LinearEvaluation("pretrained", backbone={"name": "timm:vit_tiny_patch16_224", **options})
+    assert module.preprocessing["text"].startswith(text)
+    assert tuple(module.preprocessing["pixels"]) == pixels
+    assert module.preprocessing["channels"] == options.get("in_channels", 3)
+    assert (module.preprocessing["statistics"] is None) == ("in_channels" in options)
+
+
+def test_a_pretraining_from_published_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pictures: str
+) -> None:
+    asked: list[Any] = []
+    get = torchvision.models.get_model
+
+    def spy(name: str, weights: Any = None) -> Any:
+        asked.append(weights)
+        return get(name)
+
+    monkeypatch.setattr("torchvision.models.get_model", spy)
+    backbone = {"name": "resnet18", "pretrained": True}
+    module, trainer = SimCLR(backbone=backbone, projection_head="cifar"), run()
+    with pytest.warns(
+        UserWarning, match=r"the network's library were trained on images of 224 x 224 .* mean"
+    ):
+        trainer.fit(module, folder(pictures, image_size=16, mean=MEAN, std=STD))
+    trainer.save_checkpoint(tmp_path / "own.ckpt")
+    again = SimCLR.load_from_checkpoint(tmp_path / "own.ckpt")
+    assert asked == ["DEFAULT", None], "its own file has all weights"
+    assert torch.equal(again.backbone.conv1.weight, module.backbone.conv1.weight)
+    judged = LinearEvaluation(str(tmp_path / "own.ckpt"))
+    assert judged.hparams["backbone"] == {"name": "resnet18"}
+    with pytest.raises(
+        ConfigError, match=r"set --model\.checkpoint to 'pretrained', or leave pretrained out"
+    ):
+        LinearEvaluation("random", backbone=backbone)
 
 
 @pytest.mark.parametrize(
