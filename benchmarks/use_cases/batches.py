@@ -71,6 +71,11 @@ for what, items, expected in (
         [([(x * 255).byte()] * 2, 0) for x in X],
         "views must be floating-point, got torch.uint8",
     ),
+    (
+        "float64 views",
+        [([x.double()] * 2, 0) for x in X],
+        "of type torch.float64, and the backbone takes float32",
+    ),
     ("views of two sizes", [([x, x[:, :8]], 0) for x in X], "all views must have one shape"),
     ("four channels", [([x, x], 0) for x in images(channels=4)], "the backbone's first layer takes 3"),
     ("views of 8 pixels, conv4", [([x, x], 0) for x in images(size=8)], "16 pixels or more along each side"),
@@ -89,6 +94,11 @@ for what, items in (
 @case(GROUP, "k-NN on labels that are floats", "labels must be integers, got torch.float")
 def _(_: Path) -> str:
     return error_of(judged, [(x, float(y)) for x, y in zip(X, Y, strict=True)])
+
+
+@case(GROUP, "k-NN on uint8 images", "of type torch.uint8, and the backbone takes float32")
+def _(_: Path) -> str:
+    return error_of(judged, [((x * 255).byte(), y) for x, y in zip(X, Y, strict=True)])
 
 
 @case(GROUP, "predict on images alone", "h (4, 256), z (4, 128), target (4,)")

@@ -42,6 +42,11 @@ def explained(module: nn.Module, images: Any) -> Iterator[None]:
             raise
         channels, wanted, text = images.shape[1], input_channels(module), str(error)
         size = f"{images.shape[2]} x {images.shape[3]} pixels"
+        if "type" in text and (images.dtype == torch.float64 or not images.is_floating_point()):
+            raise ShapeError(
+                f"the images are of type {images.dtype}, and the backbone takes float32: let the transform "
+                "give float32 in [0, 1]"
+            ) from error
         if told := _OTHER_CHANNELS.search(text):
             if (wanted, channels) != (
                 int(told[1]),
