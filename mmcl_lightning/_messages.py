@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib.util
 import inspect
 import logging
@@ -10,8 +11,10 @@ import math
 import os
 import pickle
 import re
+import shutil
 import sys
 import sysconfig
+import tempfile
 import traceback
 import warnings
 from collections.abc import Iterable
@@ -41,6 +44,8 @@ _COMPLAINTS = {
     "ImportError",
 }
 
+#: A full disk, and a full share of one.
+_NO_SPACE = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 #: Where code lies that is not somebody's own: this package, installed ones, Python's library.
 _PATHS = sysconfig.get_paths()
 _HERE = str(Path(__file__).parent) + os.sep
@@ -134,6 +139,11 @@ def plain_message(error: BaseException) -> str | None:
             return text.rpartition(f"{type(cause).__name__}: ")[2].strip() if "\nTraceback" in text else text
         cause = cause.__cause__
     chain = _chain(error)
+    for part in chain:  # whose fault it is not, wherever it happens
+        if isinstance(part, OSError) and part.errno in _NO_SPACE:
+            return _no_space(part)
+        if killed := re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (.*)", str(part)):
+            return _worker_lost(killed[1], killed[2])
     places = [frame.filename for part in chain for frame in traceback.extract_tb(part.__traceback__)]
     if not all(place.startswith(_KNOWN) for place in places):
         return None  # somebody's own code is involved, and has to be found
@@ -151,6 +161,34 @@ def plain_message(error: BaseException) -> str | None:
     if kinds & _COMPLAINTS and places[-1].startswith(_folder("lightning")):  # a check of what it was given
         return " ".join(str(error).split())
     return None
+
+
+def _no_space(error: OSError) -> str:
+    """Name the file and its disk; without a file, the disks that may be meant."""
+    places = [error.filename] if error.filename else [os.curdir, tempfile.gettempdir()]
+    disks = []
+    for place in places:
+        folder = Path(os.fsdecode(place)).absolute()
+        while not folder.exists():
+            folder = folder.parent
+        usage = shutil.disk_usage(folder)
+        disks.append(f"{place} lies on a disk with {usage.free / 1e6:.0f} of {usage.total / 1e6:.0f} MB free")
+    return (
+        f"{error.strerror}: {' and '.join(disks)}. Make room, or write elsewhere: runs go to "
+        "--trainer.logger.save_dir, temporary files to TMPDIR. Checkpoints that were there are whole"
+    )
+
+
+def _worker_lost(process: str, reason: str) -> str:
+    """Say what most likely ended a worker of a loader."""
+    signal = re.search(r"killed by signal: ([\w ]+)", reason)
+    how = f"was killed ({signal[1]})" if signal else "ended without a word"
+    shared = signal is not None and signal[1] == "Bus error"
+    what = "shared memory, /dev/shm, is full" if shared else "memory runs out"
+    return (
+        f"a worker of the data loader, process {process}, {how}, as the system does when {what}: give fewer "
+        "--data.num_workers, a smaller --data.batch_size, or more memory"
+    )
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -51,7 +51,9 @@ class MMCLCLI(LightningCLI):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         try:
             super().__init__(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError) and error.filename is None:  # TensorBoard's does not say where
+                error.filename = getattr(getattr(self, "trainer", None), "log_dir", None)
             for callback in self._config_callbacks():
                 callback.remove_unused()
             raise

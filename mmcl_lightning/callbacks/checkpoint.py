@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mmcl_lightning._files import whole_file
@@ -186,16 +186,22 @@ class ResumableCheckpoint(ModelCheckpoint):
             or (trainer.global_step and self._behind)
             or self._last_global_step_saved != trainer.global_step
         ):
-            metrics = self._monitor_candidates(trainer)
-            if self.save_last is not True:  # a link is one to an earlier step
-                self._save_checkpoint(trainer, self.format_checkpoint_name(metrics))
-            self._save_last_checkpoint(trainer, metrics)
+            try:
+                self._save_end(trainer)
+            except OSError as error:  # what broke the run off is to be read, and may be the same full disk
+                rank_zero_warn(f"this step is not saved: {error.strerror}: {error.filename}")
         if self._last_checkpoint_saved:
             rank_zero_info(
                 f"Stopped at step {trainer.global_step}. To go on: --ckpt_path {self._last_checkpoint_saved}"
             )
         if by_signal and self._signal is not None and self._signal == requeue_signal(trainer):
             requeue(trainer)
+
+    def _save_end(self, trainer: Trainer) -> None:
+        metrics = self._monitor_candidates(trainer)
+        if self.save_last is not True:  # a link is one to an earlier step
+            self._save_checkpoint(trainer, self.format_checkpoint_name(metrics))
+        self._save_last_checkpoint(trainer, metrics)
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         super()._save_checkpoint(trainer, filepath)

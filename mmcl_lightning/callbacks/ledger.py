@@ -96,7 +96,10 @@ class Ledger(Callback):
         if self._stepped:
             broken = isinstance(exception, (KeyboardInterrupt, SIGTERMException))
             reason = str(exception).strip().split("\n")[0] or type(exception).__name__
-            self._write(trainer, pl_module, "interrupted" if broken else f"failed: {reason}")
+            try:
+                self._write(trainer, pl_module, "interrupted" if broken else f"failed: {reason}")
+            except OSError as error:  # what broke the run off is to be read, and may be the same full disk
+                rank_zero_warn(f"no record of the run is written: {error.strerror}: {error.filename}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the numbers and the seconds so far."""
@@ -245,16 +248,13 @@ def _config(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
 
 
 def _method(module: LightningModule) -> str:
-    criterion = getattr(module, "criterion", None)
-    if isinstance(criterion, ContrastiveLoss):
-        return criterion.method
-    return type(module).__name__  # MoCo, an evaluation, somebody else's module
+    criterion = getattr(module, "criterion", None)  # not of MoCo, an evaluation, somebody else's module
+    return criterion.method if isinstance(criterion, ContrastiveLoss) else type(module).__name__
 
 
 def _loss(module: LightningModule) -> dict[str, Any] | None:
     criterion = getattr(module, "criterion", None)
-    found: dict[str, Any] | None = to_spec(criterion) if isinstance(criterion, ContrastiveLoss) else None
-    return found
+    return to_spec(criterion) if isinstance(criterion, ContrastiveLoss) else None
 
 
 def _data(trainer: Trainer) -> dict[str, Any]:
