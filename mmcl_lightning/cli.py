@@ -72,6 +72,9 @@ COMMANDS = {
 }
 #: All others.
 TOOLS = {
+    "check-data": Tool(
+        _later("_check_data", "check_data"), "find damaged, empty, doubled and odd pictures of a folder"
+    ),
     "embed": Tool(_later("_embed", "embed"), "write the representations of a folder of images"),
     "export": Tool(export, "write a backbone's weights alone"),
     "negatives": Tool(_later("_trainer_cli", "negatives"), "draw which negatives count"),

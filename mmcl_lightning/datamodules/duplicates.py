@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 
-__all__ = ["shared_files"]
+__all__ = ["digest", "shared_files"]
 
 _START = 65536  # bytes of a file that are compared
 
@@ -31,8 +31,8 @@ def shared_files(
     sizes = {path: size for path, size in sizes.items() if size in found}
     if len(candidates) + len(sizes) > limit:
         return None
-    known = {(size, _digest(path)): path for path, size in candidates.items()}
-    pairs = ((known.get((size, _digest(path))), path) for path, size in sizes.items())
+    known = {(size, digest(path)): path for path, size in candidates.items()}
+    pairs = ((known.get((size, digest(path))), path) for path, size in sizes.items())
     return [(trained, path) for trained, path in pairs if trained is not None]
 
 
@@ -44,11 +44,20 @@ def _size(path: str) -> int:
         return 0
 
 
-def _digest(path: str) -> bytes:
-    """Hash of a file's start; of one that cannot be read, that of its name, which no other has."""
+def digest(path: str, whole: bool = False) -> bytes:
+    """Return a hash of a file; of one that cannot be read, that of its name, which no other has.
+
+    Args:
+        path: The file.
+        whole: Whether the hash is of all of it, and not of the first 64 KiB.
+    """
+    found = hashlib.blake2b(digest_size=16)
     try:
         with open(path, "rb") as file:
-            start = file.read(_START)
+            while part := file.read(_START):
+                found.update(part)
+                if not whole:
+                    break
     except OSError:
-        start = os.fsencode(path)
-    return hashlib.blake2b(start, digest_size=16).digest()
+        found.update(os.fsencode(path))
+    return found.digest()

@@ -154,6 +154,8 @@ class PictureReader:
             else:
                 with Image.open(path) as image:
                     deep = _has_deep_colour(image)
+                    if not deep and image.mode not in _DEEP and not image.mode.startswith("I;"):
+                        return False
                     values = np.asarray(image)
                     if deep:  # Pillow gives the upper 8 bits
                         return 0 < int(values.max()) < 16

@@ -1,0 +1,126 @@
+"""The command ``check-data``: what of a folder of pictures a run would stumble over.
+
+``mmcl check-data photos --out problems.csv``
+"""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import os
+from collections import Counter
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from mmcl_lightning._files import free_path
+from mmcl_lightning._options import check_number, check_whole
+from mmcl_lightning._parser import RecipeParser
+from mmcl_lightning._text import plain
+from mmcl_lightning.datamodules import ImageFolderDataModule, SSLDataModule
+from mmcl_lightning.datamodules.checking import Finding, check_pictures
+from mmcl_lightning.datamodules.tree import scan_tree
+
+__all__ = ["check_data", "check_folder"]
+
+#: Options of the data that decide which files are read, and how.
+_READING = {
+    "background", "bands", "channels", "kwargs", "label_columns", "labels", "layout", "max_pixels",
+    "root", "value_range",
+}  # fmt: skip
+_SHOWN = 10  # files of a problem on the terminal
+_PROBLEMS = {
+    "damaged": "cannot be read",
+    "empty": "have no bytes",
+    "duplicate": "have the content of another",
+    "odd": "are read, perhaps not as meant",
+}
+
+
+def check_folder(
+    data: ImageFolderDataModule, out: str | None = None, workers: int | None = None, patience: float = 60.0
+) -> bool:
+    """Read every picture of a folder as a run would, and list those damaged, empty, twice there or odd.
+
+    Args:
+        data: The folder.
+        out: CSV file to write, which must not exist: path, problem and detail of each; by default none.
+        workers: Processes that read; by default as many as there are cores for them, at most 8.
+        patience: Seconds for one picture, after which it counts as damaged.
+
+    Returns:
+        Whether every picture can be read.
+
+    Raises:
+        ConfigError: If an option is out of range, or ``out`` exists.
+        DataError: If the folder has no picture, or is not what its layout or labels say.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(cores, 8) if workers is None else workers
+    check_whole(1, workers=workers)
+    check_number("patience", patience, "> 0")
+    table = None if out is None else free_path(out, "")
+    tree = scan_tree(data.root, data.layout, data.labels, data.label_columns)
+    paths = [*tree.train[0], *([] if tree.test is None else tree.test[0])]
+    print(f"{data.root}: {tree.read_as}, {len(paths)} pictures")
+    if left := [f"{why}: {count}" for why, count in tree.ignored.most_common() if count]:
+        print(f"not read: {', '.join(left)}")
+    looked = check_pictures(paths, data.reader, min(workers, len(paths)), patience)
+    place = {path: index for index, path in enumerate(paths)}
+    bar = tqdm(looked, total=len(paths), disable=None, unit=" pictures")
+    found = [finding for each in bar for finding in each]
+    found.sort(key=lambda finding: place[finding.path])
+    _say(found, len(paths), os.path.abspath(os.path.expanduser(data.root)))
+    if table is not None:
+        _write(table, found)
+    return not any(finding.problem in ("damaged", "empty") for finding in found)
+
+
+def check_data(arguments: list[str]) -> None:
+    """Run ``mmcl check-data``.
+
+    Args:
+        arguments: What stands after ``check-data`` on the command line.
+
+    Raises:
+        SystemExit: With code 1 if a picture is damaged or empty.
+    """
+    parser = RecipeParser(
+        prog="mmcl check-data",
+        description="Read every picture of a folder as a run would, and list those that are damaged, empty, "
+        "duplicates or odd. The code is 1 if one is damaged or empty.",
+    )
+    known = {
+        name for kind in (ImageFolderDataModule, SSLDataModule) for name in inspect.signature(kind).parameters
+    }
+    parser.add_argument("root", metavar="ROOT", help="the folder")
+    parser.add_function_arguments(check_folder, skip={"data"})
+    parser.add_class_arguments(ImageFolderDataModule, "data", skip=known - _READING)
+    parser.link_arguments("root", "data.root")
+    options = parser.instantiate_classes(parser.parse_args(arguments))
+    del options["root"]
+    if not check_folder(**options):
+        raise SystemExit(1)
+
+
+def _say(found: list[Finding], count: int, root: str) -> None:
+    """Print how many pictures have which problem, and the first of each."""
+    numbers = Counter(finding.problem for finding in found)
+    print(f"{count - len({finding.path for finding in found})} of {count} pictures are as they should be")
+    for problem, meaning in _PROBLEMS.items():
+        if numbers[problem]:
+            print(f"{numbers[problem]} {problem}: {meaning}")
+            some = [finding for finding in found if finding.problem == problem][:_SHOWN]
+            for finding in some:
+                print(plain(f"  {finding.path} {finding.detail}".replace(root + os.sep, "")))
+            if numbers[problem] > len(some):
+                print(f"  ... and {numbers[problem] - len(some)} more")
+
+
+def _write(table: Path, found: list[Finding]) -> None:
+    table.parent.mkdir(parents=True, exist_ok=True)
+    with table.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(("path", "problem", "detail"))
+        writer.writerows((finding.path, finding.problem, finding.detail) for finding in found)
+    print(f"Wrote {table}")
