@@ -150,7 +150,7 @@ def plain_message(error: BaseException) -> str | None:
     if chain[1:] and str(error).startswith(("Does not validate", "Problem with given class_path")):
         return f"{_option(error)}{' '.join(str(chain[-1]).split())}"  # a constructor that jsonargparse called
     places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, OSError) and error.filename is not None:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.strerror}: {error.filename}"
     if isinstance(error, pickle.UnpicklingError):  # of a remote checkpoint, which Lightning reads
         return (

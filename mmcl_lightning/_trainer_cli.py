@@ -52,7 +52,8 @@ class MMCLCLI(LightningCLI):
         try:
             super().__init__(*args, **kwargs)
         except BaseException as error:
-            if isinstance(error, OSError) and error.filename is None:  # TensorBoard's does not say where
+            # TensorBoard's does not say where. What has no number is no error of the system, but Lightning's own.
+            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
                 error.filename = getattr(getattr(self, "trainer", None), "log_dir", None)
             for callback in self._config_callbacks():
                 callback.remove_unused()

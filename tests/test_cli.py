@@ -179,7 +179,7 @@ def test_a_folder_that_is_missing_empty_or_damaged(
         path.write_bytes(path.read_bytes()[:60])
     said = complaint([*args, "--data.root=photos"], capsys, 1)
     assert said.startswith(f"error: the image {folder / 'photos'}/")
-    assert said.endswith("repair or remove it")
+    assert said.endswith("repair or remove it; --data.on_bad_image skip goes on without it")
 
 
 def test_missing_files_of_a_data_set(capsys: pytest.CaptureFixture[str]) -> None:
