@@ -52,7 +52,7 @@ class MMCLCLI(LightningCLI):
         try:
             super().__init__(*args, **kwargs)
         except BaseException as error:
-            # TensorBoard's does not say where. What has no number is no error of the system, but Lightning's own.
+            # TensorBoard's does not say where. What has no number is Lightning's own, and none of the system.
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
                 error.filename = getattr(getattr(self, "trainer", None), "log_dir", None)
             for callback in self._config_callbacks():
