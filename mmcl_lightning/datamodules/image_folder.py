@@ -9,6 +9,7 @@ from typing import Any, Literal
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mmcl_lightning._options import check_choice
+from mmcl_lightning._text import plain
 from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.duplicates import shared_files
 from mmcl_lightning.datamodules.image_files import FileSource, cache_images, hold_out
@@ -192,7 +193,7 @@ class ImageFolderDataModule(SSLDataModule):
             lines.append(f"  {len(names)} class{'es' * (len(names) != 1)}: {first}")
         if left := [f"{why}: {count}" for why, count in tree.ignored.most_common() if count]:
             lines.append(f"  not read: {', '.join(left)}")
-        return "\n".join(lines)
+        return "\n".join(map(plain, lines))
 
     def _warn_of_depth(self) -> None:
         """Say so where images are nearly black because they use few of their bits; looks at up to 16."""
