@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 __all__ = ["plain"]
+
+_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks, halves of characters, ends of lines
+_JOINERS = "\u200c\u200d"  # which writing needs
 
 
 def plain(text: object) -> str:
@@ -15,5 +20,8 @@ def plain(text: object) -> str:
         text: Anything.
     """
     return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in str(text)
+        letter.encode("unicode_escape").decode()
+        if unicodedata.category(letter) in _UNSEEN and letter not in _JOINERS
+        else letter
+        for letter in str(text)
     )
