@@ -171,11 +171,17 @@ class Record:
         for name, metric in self.metrics.items():
             if not metric.curve or not all(len(p) == 4 and all(map(_is_size, p)) for p in metric.curve):
                 raise ValueError(f"the curve of {name} must be points of 4 numbers")
+            metric.curve = [[_within_reason(number) for number in point] for point in metric.curve]
 
 
 def _is_size(value: Any) -> bool:
     """Whether a value is a number that a run can have measured: an integer of any length is none."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+
+
+def _within_reason(value: float) -> float:
+    """Return a number of a curve; one whose square is beyond floats is as good as infinite."""
+    return math.copysign(math.inf, value) if abs(value) > 1e100 else value
 
 
 def read_records(folder: Path) -> Iterator[tuple[Path, Record]]:

@@ -80,7 +80,7 @@ def _data_name(record: Record) -> str:
     name = str(record.data.get("class")).removesuffix("DataModule")
     name = {"ImageFolder": "Image folder", "Shapes": "Rendered shapes (synthetic)"}.get(name, name)
     folder = record.data.get("folder")
-    return f"{name} `{folder}`" if folder else name
+    return f"{name} {folder}" if folder else name
 
 
 def image_count(record: Record, split: str) -> str:
@@ -119,9 +119,9 @@ def finished_and_others(records: Iterable[Record]) -> tuple[list[Record], list[s
     lines = []
     for record in others:
         if record.status == "finished":
-            lines.append(f"* {run_name(record)}, seed {record.seed}: run again later, which counts")
+            lines.append(f"{run_name(record)}, seed {record.seed}: run again later, which counts")
         elif _run(record) not in finished:
-            lines.append(f"* {run_name(record)}, seed {record.seed}: {record.status}")
+            lines.append(f"{run_name(record)}, seed {record.seed}: {record.status}")
     return list(latest.values()), lines
 
 

@@ -178,7 +178,7 @@ def test_values_and_names_of_any_kind(tmp_path: Path) -> None:
         record(metrics=metrics, seed=seed, label="$a_$ | b").write(tmp_path / f"{seed}.json")
     with_values(0.1, 50.0, label="_percent").write(tmp_path / "p.json")
     text = write_report(tmp_path, tmp_path / "r.md", metrics=["train/loss", "knn/top1"])
-    assert r"| $a_$ \| b | 2 | -3.500 ± 0.707 | nan |" in text
+    assert r"| \$a\_\$ \| b | 2 | -3.500 ± 0.707 | nan |" in text
     assert (tmp_path / "r.png").exists()
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "ledger.json").write_text('{"ledger": 1, "cut')
