@@ -294,3 +294,13 @@ def test_the_same_options_on_another_folder_are_another_run(tmp_path: Path) -> N
     assert "41 training images" in text
     assert "37 training images" in text
     assert "Not counted" not in text
+
+
+@pytest.mark.parametrize(
+    "given", [["--data.num_workers=8"], ["--data.num_workers", "8", "--data.cache=true"]]
+)
+def test_other_workers_make_no_other_variant(given: list[str], tmp_path: Path) -> None:
+    for seed, more in enumerate(([], given)):
+        run = with_values(0.1, 0.5, label="ours", seed=seed, arguments=["fit", *more])
+        run.write(tmp_path / f"{seed}.json")
+    assert "| ours | 2 |" in write_report(tmp_path, tmp_path / "r.md")
