@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
+from mmcl_lightning._text import plain
 from mmcl_lightning.errors import MMCLError
 
 __all__ = ["class_names", "filter_warnings", "main_message", "plain_message", "unknown_arguments"]
@@ -262,7 +263,7 @@ def _format_warning(
 ) -> str:
     """Our own warnings as sentences; those of others with their place, as usual."""
     if filename.startswith(_HERE):
-        return f"warning: {message}\n"
+        return f"warning: {plain(message)}\n"
     return f"{filename}:{lineno}: {message}\n"
 
 

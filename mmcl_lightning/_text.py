@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["plain"]
+import re
+import unicodedata
+
+__all__ = ["markdown", "plain"]
+
+_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks, halves of characters, ends of lines
+_LONGEST = 1000  # characters
+#: What Markdown reads as code, emphasis, maths, tables, HTML, entities, links, addresses, headings or lists.
+_MARKUP = re.compile(
+    r"[`*|$@]|~(?=~)|(?<=~)~|(?<![^\W_])_|_(?![^\W_])|\\(?=[^\w\s]|$)|&(?=[#\w])"
+    r"|^\[|\](?=[(\[:])|(?<=:)/(?=/)|(?<=www)\.|^[#>]|^[-+=](?=\s|[-+=]|$)|(?<=^\d)[.)]"
+)
+_JOINERS = "\u200c\u200d"  # which writing needs
 
 
 def plain(text: object) -> str:
@@ -15,5 +27,22 @@ def plain(text: object) -> str:
         text: Anything.
     """
     return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in str(text)
+        letter.encode("unicode_escape").decode()
+        if unicodedata.category(letter) in _UNSEEN and letter not in _JOINERS
+        else letter
+        for letter in str(text)
     )
+
+
+def markdown(text: object) -> str:
+    r"""Return a text in one line in which nothing is markup: Markdown shows it as it is.
+
+    Everything that a report takes from a record goes through here; a record may be somebody else's.
+
+    Args:
+        text: Anything; of more than 1000 characters the first are shown.
+    """
+    line = plain(" ".join(str(text).split()))
+    line = line if len(line) <= _LONGEST else line[:_LONGEST] + "..."
+    # Not every reader of Markdown takes a backslash before what begins HTML.
+    return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", _MARKUP.sub(r"\\\g<0>", line))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 from mmcl_lightning import __version__
 from mmcl_lightning._messages import filter_warnings, plain_message
+from mmcl_lightning._text import plain
 from mmcl_lightning.recipes import recipe_names
 from mmcl_lightning.studies import command
 
@@ -99,6 +101,8 @@ def main(args: list[str] | None = None) -> None:
             SIGTERM, and so on: 128 + the signal.
     """
     filter_warnings()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files that are no UTF-8 are printed too
+        sys.stdout.reconfigure(errors="backslashreplace")
     given = sys.argv[1:] if args is None else args
     if str(Path.cwd()) not in sys.path:  # a class of the user's own may lie beside the configuration
         sys.path.append(str(Path.cwd()))
@@ -117,7 +121,7 @@ def main(args: list[str] | None = None) -> None:
         message = plain_message(error)
         if message is None:
             raise
-        print(f"error: {message}", file=sys.stderr)
+        print("\n".join(plain(line) for line in f"error: {message}".split("\n")), file=sys.stderr)
         raise SystemExit(1) from error
 
 

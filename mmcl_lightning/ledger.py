@@ -31,6 +31,9 @@ __all__ = [
 
 _FORMAT = 1
 NOT_HASHED = {"seed_everything", "ckpt_path"}  # nor the logger: where a run writes does not change it
+#: Options of the data that change how fast images come, or what is predicted, and not one number of a run.
+#: Not ``eval_batch_size``: networks round differently in batches of another size.
+SERVING = {"cache", "num_workers", "predict_split"}
 
 
 @dataclass
@@ -171,11 +174,17 @@ class Record:
         for name, metric in self.metrics.items():
             if not metric.curve or not all(len(p) == 4 and all(map(_is_size, p)) for p in metric.curve):
                 raise ValueError(f"the curve of {name} must be points of 4 numbers")
+            metric.curve = [[_within_reason(number) for number in point] for point in metric.curve]
 
 
 def _is_size(value: Any) -> bool:
     """Whether a value is a number that a run can have measured: an integer of any length is none."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+
+
+def _within_reason(value: float) -> float:
+    """Return a number of a curve; one whose square is beyond floats is as good as infinite."""
+    return math.copysign(math.inf, value) if abs(value) > 1e100 else value
 
 
 def read_records(folder: Path) -> Iterator[tuple[Path, Record]]:
@@ -206,14 +215,15 @@ def read_records(folder: Path) -> Iterator[tuple[Path, Record]]:
 
 
 def config_hash(config: dict[str, Any]) -> str:
-    """Return 12 hex digits that change with anything in a configuration but its seed.
+    """Return 12 hex digits that change with anything in a configuration but its seed and :data:`SERVING`.
 
     Args:
         config: Resolved configuration, as a run's YAML has it.
     """
     kept = {name: value for name, value in config.items() if name not in NOT_HASHED}
     if isinstance(kept.get("data"), dict) and isinstance(kept["data"].get("init_args"), dict):
-        options = {name: value for name, value in kept["data"]["init_args"].items() if name != "seed"}
+        given = kept["data"]["init_args"].items()
+        options = {name: value for name, value in given if name not in {*SERVING, "seed"}}
         kept["data"] = {**kept["data"], "init_args": options}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import yaml
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["find_recipe", "layers", "read_recipe", "recipe_folder", "recipe_names"]
+__all__ = ["find_recipe", "layers", "read_recipe", "read_yaml", "recipe_folder", "recipe_names"]
+
+_MOST_VALUES = 100_000
 
 
 def recipe_folder() -> Path:
@@ -84,14 +87,45 @@ def layers(name: str) -> list[str]:
         name = next((str(file) for file in beside if _is_file(file)), base)
 
 
-def read_recipe(path: str) -> dict[str, Any]:
-    """Return the options in a file; say of one that holds none what it is instead."""
+def read_yaml(path: str | Path) -> Any:
+    """Return what a YAML file holds.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: If it is none, or its aliases stand for so much that reading it would not end.
+    """
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        values = _count(yaml.compose(text, Loader=yaml.SafeLoader), {})
+        if values > _MOST_VALUES:
+            raise ConfigError(
+                f"{path} stands for {values:.3g} values with its aliases (*name) written out, more than "
+                f"{_MOST_VALUES:,}: no configuration has as many; write out what it needs"
+            )
+        return yaml.safe_load(text)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no YAML text in UTF-8: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply for a configuration") from error
+
+
+def _count(node: Any, known: dict[int, float]) -> float:
+    """Return the number of values of a YAML node with its aliases written out; of one in itself, infinity."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # until it is counted
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_count(part, known) for part in parts)
+    return known[id(node)]
+
+
+def read_recipe(path: str) -> dict[str, Any]:
+    """Return the options in a file; say of one that holds none what it is instead."""
+    content = read_yaml(path)
     if not isinstance(content, dict):
         found = "nothing" if content is None else f"a {type(content).__name__}"
         raise ConfigError(f"{path} must have options such as 'trainer: {{max_epochs: 10}}', and has {found}")

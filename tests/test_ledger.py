@@ -51,12 +51,19 @@ def test_other_json_files_are_passed_over(tmp_path: Path) -> None:
     assert [found.seed for _, found in read_records(tmp_path)] == [0, 1]
 
 
-def test_the_hash_ignores_the_seed_and_nothing_else() -> None:
+def test_the_hash_ignores_the_seed_and_no_other_number() -> None:
     def config(seed: int, batch_size: int) -> dict[str, Any]:
         return {"seed_everything": seed, "data": {"init_args": {"seed": seed, "batch_size": batch_size}}}
 
     assert config_hash(config(0, 8)) == config_hash(config(1, 8))
     assert config_hash(config(0, 8)) != config_hash(config(0, 16))
+
+
+@pytest.mark.parametrize("option", ["cache", "num_workers", "predict_split"])
+def test_the_hash_ignores_what_changes_no_number(option: str) -> None:
+    one, other = ({"data": {"init_args": {"batch_size": 8, option: value}}} for value in (0, 4))
+    assert config_hash(one) == config_hash(other) == config_hash({"data": {"init_args": {"batch_size": 8}}})
+    assert config_hash(one) != config_hash({"data": {"init_args": {"batch_size": 8, "eval_batch_size": 4}}})
 
 
 def test_where_it_ran() -> None:

@@ -41,7 +41,7 @@ PUBLIC = {
     "optim": "LARS WarmupConstant WarmupCosine WarmupLinear parameter_groups scale_learning_rate",
     "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout "
     "SupportVectorGrid",
-    "recipes": "find_recipe layers read_recipe recipe_folder recipe_names",
+    "recipes": "find_recipe layers read_recipe read_yaml recipe_folder recipe_names",
     "studies": "Study Sweep Variant write_report",
     "svm": "Exact Factorisation Inverse MaxMarginDual ProjectedGradient Solution Solver Status "
     "max_margin_dual",

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 
-from use_cases import batches, folders, pictures, trainers, weights  # noqa: F401  # they fill the list
+from use_cases import batches, folders, kinds, pictures, trainers, weights  # noqa: F401  # they fill the list
 from use_cases.cases import CASES, Case, captured, within
 
 GROUPS = (
     "Pictures",
+    "Kinds of picture files",
     "Folders",
     "Which row is which picture",
     "Batches",

@@ -74,6 +74,8 @@ def _read_tiff(path: str | Path, check_size: Callable[[int, int], None]) -> NDAr
         raise
     except Exception as error:  # its decoders have errors of many kinds
         raise DataError(f"the image {path} cannot be read ({error}); repair or remove it") from error
+    if not values.size:
+        raise DataError(f"the image {path} cannot be read (it has no pixels); repair or remove it")
     values = values.squeeze(
         tuple(i for i, a in enumerate(series.axes) if a not in "YX" and series.shape[i] == 1)
     )

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,15 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from mmcl_lightning._options import check_whole, is_number, is_whole
 from mmcl_lightning.datamodules.bands import is_tiff, read_bands
-from mmcl_lightning.errors import ConfigError, DataError
-from mmcl_lightning.transforms.images import PixelImage
+from mmcl_lightning.errors import ConfigError, DataError, MMCLError
+from mmcl_lightning.transforms.images import PixelImage, any_size
 
 __all__ = ["PictureReader", "extensions", "is_picture"]
 
 #: Formats that Pillow recognises and cannot read by itself.
 _NO_PICTURES = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 _MAX_PIXELS = 250_000_000
-_SAMPLES_PER_PIXEL = 277  # tag of a TIFF
+_BITS, _SAMPLES_PER_PIXEL, _SAMPLE_FORMAT = 258, 277, 339  # tags of a TIFF
 _DEEP = ("I", "F")  # modes of one band with more than 8 bits, 32-bit integers and floats; I;16 besides
 
 
@@ -35,7 +35,8 @@ def extensions() -> frozenset[str]:
     """Return the endings of file names, in lower case, that Pillow has a reader for."""
     Image.init()
     found = Image.registered_extensions().items()
-    return frozenset(end for end, kind in found if kind in Image.OPEN and kind not in _NO_PICTURES)
+    # Two JPEGs in one, of kind MPO, are opened as a JPEG.
+    return frozenset(end for end, kind in found if kind in {*Image.OPEN, "MPO"} and kind not in _NO_PICTURES)
 
 
 def is_picture(path: str) -> bool:
@@ -125,20 +126,12 @@ class PictureReader:
             DataError: If it is missing, damaged, too large, or of a kind whose values have no known range.
         """
         try:
-            with _any_size(), Image.open(path) as image:
-                self._check_size(image.height, image.width, path)
-                deep = _has_deep_colour(image) and not is_tiff(path)
-                if deep and (self._whole_bands or self.value_range is not None):
-                    raise DataError(_deep_colour(path))
-                if self._whole_bands or (self.value_range is not None and _has_deep_colour(image)):
-                    return self._from_bands(read_bands(path, self._checking(path), image), path)
-                _check_bands(image, path)
-                rgb = self._to_rgb(_upright(image), path)
-                return rgb if self.depth == 3 else _to_tensor(np.asarray(rgb.convert("L"))[None])
-        except (OSError, SyntaxError, ValueError, MemoryError) as error:
-            if isinstance(error, UnidentifiedImageError) and is_tiff(path):  # of bands that Pillow knows not
-                return self._from_bands(read_bands(path, self._checking(path)), path)
-            raise DataError(f"the image {path} cannot be read ({error}); repair or remove it") from error
+            return self._read(path)
+        except MMCLError:
+            raise
+        except Exception as error:  # decoders have errors of many kinds
+            reason = _reason(path, error)
+            raise DataError(f"the image {path} cannot be read ({reason}); repair or remove it") from error
 
     def is_dark_by_depth(self, path: str | Path) -> bool:
         """Whether a picture of 16 bits has values below 4096 alone: 12 bits perhaps, and nearly black here.
@@ -148,7 +141,7 @@ class PictureReader:
         """
         if self.value_range is not None:
             return False
-        with contextlib.suppress(DataError, OSError, SyntaxError, ValueError), _any_size():
+        with contextlib.suppress(Exception), any_size():
             if self._whole_bands:
                 values = self._chosen(read_bands(path, self._checking(path)), path)
             else:
@@ -161,6 +154,24 @@ class PictureReader:
                         return 0 < int(values.max()) < 16
             return values.dtype.kind in "iu" and values.itemsize > 1 and 0 < int(values.max()) < 4096
         return False
+
+    def _read(self, path: str | Path) -> PixelImage:
+        try:
+            with any_size(), Image.open(path) as image:
+                self._check_size(image.height, image.width, path)
+                deep = _has_deep_colour(image) and not is_tiff(path)
+                if deep and (self._whole_bands or self.value_range is not None):
+                    raise DataError(_deep_colour(path))
+                deep = self.value_range is not None and _has_deep_colour(image)
+                if self._whole_bands or deep or _is_signed(image):
+                    return self._from_bands(read_bands(path, self._checking(path), image), path)
+                _check_bands(image, path)
+                rgb = self._to_rgb(_upright(image), path)
+                return rgb if self.depth == 3 else _to_tensor(np.asarray(rgb.convert("L"))[None])
+        except UnidentifiedImageError:
+            if not is_tiff(path):
+                raise
+            return self._from_bands(read_bands(path, self._checking(path)), path)  # as Pillow knows none
 
     @property
     def _whole_bands(self) -> bool:
@@ -200,7 +211,7 @@ class PictureReader:
             above = image.convert("RGBA")
             page = Image.new("RGBA", above.size, (*self._page(), 255))
             return Image.alpha_composite(page, above).convert("RGB")
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
 
     def _to_bytes(self, values: NDArray[Any], path: str | Path) -> NDArray[np.uint8]:
         """Return the values of a picture as levels of 8 bits."""
@@ -231,19 +242,22 @@ class PictureReader:
         return levels
 
 
-@contextlib.contextmanager
-def _any_size() -> Iterator[None]:
-    """Let Pillow open pictures of any size: the reader has a limit of its own."""
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
-
-
 def _upright(image: Image.Image) -> Image.Image:
-    """Return a picture as its EXIF orientation says that it is to be seen."""
-    return ImageOps.exif_transpose(image)
+    """Turn a picture as its EXIF orientation says that it is to be seen, without a copy of one that is."""
+    image.load()
+    with contextlib.suppress(Exception):  # an EXIF block that is damaged says nothing
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
+
+
+def _reason(path: str | Path, error: Exception) -> str:
+    """Say in a few words why a file cannot be read."""
+    if isinstance(error, UnidentifiedImageError):
+        empty = os.path.exists(path) and os.path.getsize(path) == 0
+        return "the file is empty" if empty else "it is no picture of a kind that Pillow knows"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _to_tensor(levels: NDArray[np.uint8]) -> torch.Tensor:
@@ -253,6 +267,12 @@ def _to_tensor(levels: NDArray[np.uint8]) -> torch.Tensor:
 def _has_deep_colour(image: Image.Image) -> bool:
     """Whether a picture has 16 bits per colour, of which Pillow gives the upper 8."""
     return len(image.getbands()) > 1 and any("16" in str(tile[3]) for tile in getattr(image, "tile", []))
+
+
+def _is_signed(image: Image.Image) -> bool:
+    """Whether a TIFF has signed integers of 8 bits, of which Pillow shows -1 as white."""
+    tags = getattr(image, "tag_v2", {})
+    return 2 in tags.get(_SAMPLE_FORMAT, ()) and 8 in tags.get(_BITS, ())
 
 
 def _deep_colour(path: str | Path) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from mmcl_lightning._text import plain
 from mmcl_lightning.datamodules.labelled import ByColumn, ByFile, ByFolder, LabelledPictures, Listed
 from mmcl_lightning.datamodules.labels import LabelFile, find_label_file
 from mmcl_lightning.datamodules.walking import Walk
@@ -175,7 +176,8 @@ def _tree(by: ByFolder, train: LabelledPictures, test: LabelledPictures | None, 
         by.walk.ignored["labels of held-out pictures, as none to train on has one"] += lost
         test = LabelledPictures({}, test.paths)
     held = None if test is None else test.numbered(names)
-    return PictureTree(train.numbered(names), held, names or None, read_as, by.walk.ignored)
+    shown = [plain(name) for name in names] or None  # a name that is no UTF-8 could not be written anywhere
+    return PictureTree(train.numbered(names), held, shown, read_as, by.walk.ignored)
 
 
 def _unwrap(walk: Walk, folder: str) -> str:

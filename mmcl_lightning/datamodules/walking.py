@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -17,6 +18,16 @@ __all__ = ["Walk"]
 #: Folders that systems and programs leave among pictures; hidden ones besides.
 _SYSTEM = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "__pycache__"}
 _PATIENCE = 2.0  # seconds, after which it is said how far a walk is
+
+
+def _readable(folder: str) -> Any:
+    """Open a folder; pictures and classes in one that cannot be opened would be missed without a word."""
+    try:
+        return os.scandir(folder)
+    except OSError as error:
+        raise DataError(
+            f"the folder {folder} cannot be read ({error.strerror}): make it readable, or move it away"
+        ) from error
 
 
 class Walk:
@@ -38,7 +49,7 @@ class Walk:
     def entries(self, folder: str) -> tuple[list[str], list[str]]:
         """Return the names of the pictures and of the folders of a folder, sorted."""
         pictures, folders = [], []
-        with os.scandir(folder) as found:
+        with _readable(folder) as found:
             for entry in sorted(found, key=lambda entry: entry.name):
                 if entry.name.startswith(".") or entry.name.lower() in _SYSTEM:
                     self._leave_out(entry.path, "hidden or system")
@@ -47,6 +58,11 @@ class Walk:
                         self._leave_out(entry.path, "links into the folder itself, or twice to one place")
                     else:
                         folders.append(entry.name)
+                elif not entry.is_file():  # to open a pipe would wait for somebody who writes to it
+                    nothing = entry.is_symlink() and not os.path.exists(entry.path)
+                    self._leave_out(
+                        entry.path, "links to nothing" if nothing else "pipes, sockets and devices"
+                    )
                 elif is_picture(entry.path):
                     pictures.append(entry.name)
                 else:

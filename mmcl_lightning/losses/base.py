@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mmcl_lightning._options import arguments_of, check_choice, check_flags, is_number
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses.contrast import Contrast
+from mmcl_lightning.losses.precision import shortest_row, unit_length, watch_gradients, working_dtype
 
 __all__ = ["ContrastiveLoss"]
 
@@ -72,11 +72,15 @@ class ContrastiveLoss(nn.Module, abc.ABC):
         """
         _check_views(z0, z1)
         with torch.autocast(device_type=z0.device.type, enabled=False):
-            contrasts = self._contrasts(z0, z1)
+            dtype = working_dtype(z0.dtype)
+            single = (z0.to(dtype), z1.to(dtype))
+            contrasts = self._contrasts(*single, shortest_row(z0.dtype))
             if not self._announced:
                 self._announced = True
                 self._announce(len(z0), contrasts[0].images)
             loss = self._loss(contrasts)
+            if z0.dtype == torch.float16:
+                watch_gradients(loss, single)
         if not loss.isfinite():
             raise NumericalError(f"the loss is {loss.item()} although all projections are finite: {self}")
         return loss
@@ -90,9 +94,9 @@ class ContrastiveLoss(nn.Module, abc.ABC):
     def _terms(self, contrast: Contrast) -> Tensor:
         """Loss of every anchor, shape ``(R,)``."""
 
-    def _contrasts(self, z0: Tensor, z1: Tensor) -> list[Contrast]:
+    def _contrasts(self, z0: Tensor, z1: Tensor, shortest: float | None = None) -> list[Contrast]:
         """Say who is told from whom: one set of anchors for each set of candidates."""
-        local, everyone, first = self._prepare(z0, z1)
+        local, everyone, first = self._prepare(z0, z1, shortest)
         images = len(everyone[0])
         rows = torch.arange(len(z0), device=z0.device) + first
         roles = (0, 1) if self.symmetric else (0,)  # the view that is the positive
@@ -114,12 +118,11 @@ class ContrastiveLoss(nn.Module, abc.ABC):
             )
         ]
 
-    def _prepare(self, z0: Tensor, z1: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...], int]:
+    def _prepare(
+        self, z0: Tensor, z1: Tensor, shortest: float | None
+    ) -> tuple[list[Tensor], tuple[Tensor, ...], int]:
         """Return the views of this process, those of all, and the row of the latter that is its first."""
-        dtype = torch.float64 if z0.dtype == torch.float64 else torch.float32
-        local = [z.to(dtype) for z in (z0, z1)]
-        if self.normalize:
-            local = [_unit_length(z) for z in local]
+        local = [unit_length(z, shortest) for z in (z0, z1)] if self.normalize else [z0, z1]
         where = layout() if self.gather else None
         if where is not None and where.world_size > 1:
             gathered = gather_with_gradient(torch.cat(local, dim=1))
@@ -211,16 +214,6 @@ class ContrastiveLoss(nn.Module, abc.ABC):
             ConfigError: If an argument of the constructor is not kept as an attribute of its name.
         """
         return arguments_of(self)
-
-
-def _unit_length(z: Tensor) -> Tensor:
-    """Scale rows to unit length; rows of any size, since their largest entry is divided out first.
-
-    A row of zeros stays zero and gets no gradient: it has no direction, and the gradient has no bound there.
-    """
-    largest = z.detach().abs().amax(dim=1, keepdim=True)
-    alive = ~(largest <= torch.finfo(z.dtype).tiny ** 0.5)  # nan counts as alive, to be found out
-    return F.normalize(torch.where(alive, z / torch.where(alive, largest, 1.0), 0.0), dim=1)
 
 
 def _check_views(z0: Tensor, z1: Tensor) -> None:

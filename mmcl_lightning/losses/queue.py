@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
-from mmcl_lightning.losses.base import _unit_length
 from mmcl_lightning.losses.mixing import HardNegativeMixing, MixingDraws
+from mmcl_lightning.losses.precision import shortest_row, unit_length, watch_gradients, working_dtype
 from mmcl_lightning.losses.weighted import check_temperature
 
 __all__ = ["InfoNCELoss", "check_finite", "unit_rows"]
@@ -75,7 +75,8 @@ class InfoNCELoss(nn.Module):
         _check_shapes(query, key, queue)
         check_finite(query, key)
         with torch.autocast(device_type=query.device.type, enabled=False):
-            q = unit_rows(query)
+            single = query.to(working_dtype(query.dtype))
+            q = unit_length(single, shortest_row(query.dtype))
             k = unit_rows(key.detach()).to(q.dtype)
             cosine = (q * k).sum(1)  # (B,)
             positive = cosine / self.temperature
@@ -88,6 +89,8 @@ class InfoNCELoss(nn.Module):
             negatives = similarity / self.temperature
             # As a logistic function of the positive's lead: without an array (B, 1 + K) of both.
             loss = -F.logsigmoid(positive - negatives.logsumexp(1)).mean()
+            if query.dtype == torch.float16:
+                watch_gradients(loss, [single])
         if not loss.isfinite():
             raise NumericalError(f"the loss is {loss.item()} although all projections are finite: {self}")
         self._stats = {
@@ -110,7 +113,7 @@ class InfoNCELoss(nn.Module):
 
 def unit_rows(z: Tensor) -> Tensor:
     """Scale projections ``(n, D)`` to the rows of unit length that a queue holds, in float32 or float64."""
-    return _unit_length(z if z.dtype == torch.float64 else z.float())
+    return unit_length(z.to(working_dtype(z.dtype)), shortest_row(z.dtype))
 
 
 def check_finite(query: Tensor, key: Tensor) -> None:

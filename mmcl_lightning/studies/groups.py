@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmcl_lightning.ledger import Metric, Record, config_hash
+from mmcl_lightning.ledger import SERVING, Metric, Record, config_hash
 from mmcl_lightning.studies.columns import Column
 from mmcl_lightning.studies.naming import distinct_names, method_name
 from mmcl_lightning.studies.options import training_part, varying
@@ -80,7 +80,7 @@ def _data_name(record: Record) -> str:
     name = str(record.data.get("class")).removesuffix("DataModule")
     name = {"ImageFolder": "Image folder", "Shapes": "Rendered shapes (synthetic)"}.get(name, name)
     folder = record.data.get("folder")
-    return f"{name} `{folder}`" if folder else name
+    return f"{name} {folder}" if folder else name
 
 
 def image_count(record: Record, split: str) -> str:
@@ -119,9 +119,9 @@ def finished_and_others(records: Iterable[Record]) -> tuple[list[Record], list[s
     lines = []
     for record in others:
         if record.status == "finished":
-            lines.append(f"* {run_name(record)}, seed {record.seed}: run again later, which counts")
+            lines.append(f"{run_name(record)}, seed {record.seed}: run again later, which counts")
         elif _run(record) not in finished:
-            lines.append(f"* {run_name(record)}, seed {record.seed}: {record.status}")
+            lines.append(f"{run_name(record)}, seed {record.seed}: {record.status}")
     return list(latest.values()), lines
 
 
@@ -166,7 +166,7 @@ def _variant(record: Record) -> str:
     version may have more. :func:`renewed_options` names them.
     """
     if record.label and record.arguments:
-        return config_hash({"arguments": _without_seeds(record.arguments)})
+        return config_hash({"arguments": _deciding(record.arguments)})
     config = _options(record)
     return config_hash({**config, "pretraining": None}) + config_hash(config.get("pretraining") or {})
 
@@ -196,12 +196,13 @@ def renewed_options(groups: Iterable[Group]) -> list[str]:
     return list(found)
 
 
-def _without_seeds(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a run without its seeds."""
+def _deciding(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a run without its seeds, and without what changes no number of it."""
+    passed_over = {"--seed_everything", "--data.seed", *(f"--data.{name}" for name in SERVING)}
     kept, values = [], iter(arguments)
     for argument in values:
         name, has_value, _ = argument.partition("=")
-        if name not in ("--seed_everything", "--data.seed"):
+        if name not in passed_over:
             kept.append(argument)
         elif not has_value:
             next(values, None)

@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Sequence
 
+from mmcl_lightning._text import markdown
 from mmcl_lightning.ledger import Record
 from mmcl_lightning.studies.columns import Column, late_metrics, metric_title
 from mmcl_lightning.studies.groups import Group, image_count, renewed_options, run_name, seeds_of
@@ -31,17 +32,18 @@ def notes(records: Sequence[Record], columns: Sequence[Column], groups: Sequence
     lines += _error_of_one(records, columns)
     for column in columns:
         if texts := column.texts(records):
-            lines.append(f"{column.title}: {'; '.join(texts)}.")
+            lines.append(f"{markdown(column.title)}: {markdown('; '.join(texts))}.")
     lines += _left_out(records, columns)
     machines = dict.fromkeys(_machine(record) for record in records)
     commits = dict.fromkeys(record.commit[:10] + "+" * record.commit.endswith("+") for record in records)
-    lines.append(f"Machine: {'; '.join(machines)}. Commit: {', '.join(filter(None, commits)) or 'unknown'}.")
-    lines.append(f"Data: {', '.join(f'{split} {text}' for split, text in _fingerprints(records).items())}.")
+    code = markdown(", ".join(filter(None, commits)) or "unknown")
+    lines.append(f"Machine: {markdown('; '.join(machines))}. Commit: {code}.")
+    data = ", ".join(f"{split} {text}" for split, text in _fingerprints(records).items())
+    lines.append(f"Data: {markdown(data)}.")
     if renewed := renewed_options(groups):
         more = f" and {len(renewed) - 5} more" if len(renewed) > 5 else ""
-        lines.append(
-            f"Seeds were run by several versions, whose options differ in {', '.join(renewed[:5])}{more}."
-        )
+        names = markdown(", ".join(renewed[:5]))
+        lines.append(f"Seeds were run by several versions, whose options differ in {names}{more}.")
     prints = {(*seeds_of(record), str(record.data.get("fingerprint"))) for record in records}
     if len(prints) > len({seeds_of(record) for record in records}):
         lines.append("**Runs of one seed did not see the same images: do not compare them.**")
@@ -50,7 +52,7 @@ def notes(records: Sequence[Record], columns: Sequence[Column], groups: Sequence
 
 def _error_of_one(records: Sequence[Record], columns: Sequence[Column]) -> list[str]:
     """Return a line on the error that the number of images leaves of an accuracy, where it is known."""
-    count = re.match(r"[1-9]\d*", image_count(records[0], "query"))
+    count = re.match(r"[1-9]\d{0,17}(?!\d)", image_count(records[0], "query"))
     for column in [column for column in columns if column.metric.endswith("top1")][:1]:
         values = [metric.last for record in records if (metric := column.of(record)) is not None]
         accuracy = statistics.mean(values) if values else math.nan
@@ -70,7 +72,7 @@ def _left_out(records: Sequence[Record], columns: Sequence[Column]) -> list[str]
         f"{record.metrics[metric].curve[-1][1]:.0f} of {record.steps})"
         for record, metric in late
     ]
-    return [f"Not read at the end of training, and left out: {'; '.join(texts)}."] if texts else []
+    return [f"Not read at the end of training, and left out: {markdown('; '.join(texts))}."] if texts else []
 
 
 def _fingerprints(records: Sequence[Record]) -> dict[str, str]:

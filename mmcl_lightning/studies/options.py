@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mmcl_lightning.ledger import NOT_HASHED
+from mmcl_lightning.ledger import NOT_HASHED, SERVING
 
 __all__ = ["flat_options", "training_part", "varying"]
 
@@ -20,7 +20,6 @@ _SHOWING = {
     "check_val_every_n_epoch", "enable_model_summary", "enable_progress_bar", "limit_val_batches",
     "log_every_n_steps", "logger", "num_sanity_val_steps", "val_check_interval",
 }  # fmt: skip
-_SERVING = {"cache", "num_workers", "predict_split"}
 
 
 def training_part(config: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def training_part(config: dict[str, Any]) -> dict[str, Any]:
         trainer = {name: value for name, value in trainer.items() if name not in _SHOWING}
         kept["trainer"] = {**trainer, "callbacks": callbacks}
     if isinstance(data, dict) and isinstance(data.get("init_args"), dict):
-        options = {name: value for name, value in data["init_args"].items() if name not in _SERVING}
+        options = {name: value for name, value in data["init_args"].items() if name not in SERVING}
         kept["data"] = {**data, "init_args": options}
     return kept
 

@@ -59,7 +59,7 @@ def paired_difference(group: Group, reference: Group, columns: Sequence[Column])
         return None
     count = len(differences)
     if not all(map(math.isfinite, differences)):
-        return Difference(math.fsum(differences) / count, math.inf, count)
+        return Difference(sum(differences) / count, math.inf, count)  # fsum raises
     error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else math.inf
     # Rounded: equal differences of decimal numbers are equal up to their last bits only.
     return Difference(statistics.mean(differences), round(error, 9), count)

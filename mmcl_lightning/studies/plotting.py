@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mmcl_lightning._text import plain
 from mmcl_lightning.studies.columns import Column
 from mmcl_lightning.studies.groups import Group
 
 __all__ = ["plot_curves", "plot_ends"]
 
+_LONGEST = 300  # characters of a name
 _LINE = 0.21  # inches of a line of the legend
 
 
@@ -110,7 +112,7 @@ def _draw_band(axis: Any, curves: Any, place: int, unit: float, style: dict[str,
 
 def _label(name: str, width: int) -> str:
     """Return a name in lines of a width; a $ would begin maths, and a _ at the start hide it."""
-    text = textwrap.fill(name, width).replace("$", r"\$")
+    text = textwrap.fill(plain(name)[:_LONGEST], width).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from mmcl_lightning._text import markdown
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record, read_records
 from mmcl_lightning.studies.columns import METRICS, Column, columns_of, metric_title
@@ -73,14 +74,14 @@ def write_report(
         if metric not in known:
             raise ConfigError(f"no run logged {metric!r}; there are {', '.join(sorted(known))}")
     finished, rest = finished_and_others(records)
-    rest += [f"* {line}" for line in missing]
+    rest += missing
     shown = metrics or _usual(known)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = (
         f", {len(records) - len(finished)} of which do not count" if len(finished) < len(records) else ""
     )
     where = folder.name if folder.is_absolute() else folder  # no path of a machine in what is passed on
-    parts = [f"# {title}\n", f"Made of {len(records)} records of runs in `{where}`{unfinished}.\n"]
+    parts = [f"# {title}\n", f"Made of {len(records)} records of runs in {markdown(where)}{unfinished}.\n"]
     pictures = 0
     sections = in_sections(finished)
     _check_reference(reference, sections)
@@ -89,17 +90,19 @@ def write_report(
         columns = columns_of(section, shown)
         if held_out == "validation":
             tried = columns_of(section, tuned_by) or columns[:1] or [Column(METRICS[0], "", "k-NN top-1")]
-            parts.append(f"## Tuning: {data}, validation part\n\n{tuning_table(groups, tried)}")
+            parts.append(f"## Tuning: {markdown(data)}, validation part\n\n{tuning_table(groups, tried)}")
             continue
-        parts.append(f"## {data}\n\n{results_table(groups, columns)}\n{notes(section, columns, groups)}")
+        parts.append(
+            f"## {markdown(data)}\n\n{results_table(groups, columns)}\n{notes(section, columns, groups)}"
+        )
         if compared := differences_table(groups, columns, reference):
-            parts.append(f"### Differences from {' '.join(reference.split())}, seed by seed\n\n{compared}")
+            parts.append(f"### Differences from {markdown(reference)}, seed by seed\n\n{compared}")
         picture = out.with_name(f"{out.stem}{f'_{pictures + 1}' if pictures else ''}.png")
         if (lines := _draw(groups, columns, picture)) is not None:
             pictures += lines.startswith("!")
             parts.append(lines)
     if rest:
-        parts.append("## Not counted\n\n" + "\n".join(rest) + "\n")
+        parts.append("## Not counted\n\n" + "\n".join(f"* {markdown(line)}" for line in rest) + "\n")
     text = "\n".join(parts)
     out.write_text(text, encoding="utf-8")
     return text
@@ -131,7 +134,12 @@ def _draw(groups: Sequence[Group], columns: Sequence[Column], picture: Path) -> 
         caption = "Dots: runs, one per seed, at the end of training; bars: means of a method."
     if not done:
         return "No plot: it needs matplotlib, the extra `report` of this package.\n"
-    return f"![{what}]({picture.name})\n\n{caption}\n"
+    return f"![{_alone(what)}]({picture.name})\n\n{caption}\n"
+
+
+def _alone(text: str) -> str:
+    """Return a text for between brackets, without any of its own."""
+    return markdown(text.replace("[", "(").replace("]", ")"))
 
 
 def _check_reference(reference: str, sections: dict[tuple[str, str], list[Record]]) -> None:

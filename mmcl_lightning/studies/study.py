@@ -12,6 +12,7 @@ import yaml
 
 from mmcl_lightning._options import is_whole
 from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.recipes import read_yaml
 
 __all__ = ["Run", "Study", "Variant"]
 
@@ -232,8 +233,8 @@ class Study:
 def _content(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return what a file says, laid over what its base says."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        content = read_yaml(path)
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read as a study ({type(error).__name__}: {error})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is no study: it must be a mapping with name, options, variants, seeds")

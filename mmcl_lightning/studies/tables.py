@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from mmcl_lightning._text import markdown
 from mmcl_lightning.studies.columns import Column
 from mmcl_lightning.studies.groups import Group
 from mmcl_lightning.studies.naming import option_words
@@ -28,11 +29,11 @@ def results_table(groups: Sequence[Group], columns: Sequence[Column]) -> str:
     head = ["method", "seeds"]
     followed = {column for column in columns if is_followed([c for g in groups for c in g.curves(column)])}
     for column in columns:
-        head += [column.title, *(["best epoch"] if column in followed else [])]
+        head += [markdown(column.title), *(["best epoch"] if column in followed else [])]
         head += ["paper"] if any(key[1] == column for key in paper) else []
     rows = []
     for group in groups:
-        row = [group.name, str(group.seeds)]
+        row = [markdown(group.name), str(group.seeds)]
         for column in columns:
             row += [_spread(group.last(column))]
             row += [_spread(group.best(column))] if column in followed else []
@@ -68,7 +69,11 @@ def differences_table(groups: Sequence[Group], columns: Sequence[Column], refere
         found += [cell for cell in cells if cell is not None and cell.is_measured]
         counts = sorted({cell.seeds for cell in cells if cell is not None})
         rows.append(
-            [group.name, " to ".join(map(str, counts[:1] + counts[1:][-1:])) or "0", *map(_difference, cells)]
+            [
+                markdown(group.name),
+                " to ".join(map(str, counts[:1] + counts[1:][-1:])) or "0",
+                *map(_difference, cells),
+            ]
         )
     if not rows:
         return ""
@@ -99,10 +104,10 @@ def tuning_table(groups: Sequence[Group], columns: Sequence[Column]) -> str:
         for option, of_try, mean in zip(options, values, means, strict=True):
             said = [option_words(key, option.get(key)).replace("=", " = ", 1) for key in differing]
             shown = [*of_try, mean] if len(of_try) > 1 else of_try
-            cells = [f"{value:.3f}" if value > -math.inf else "-" for value in shown]
+            cells = [_number(value) if value > -math.inf else "-" for value in shown]
             if cells and -math.inf < mean == max(means):
                 cells[-1] = f"**{cells[-1]}**"
-            rows.append([name, ", ".join(said) or "-", *cells])
+            rows.append([markdown(name), markdown(", ".join(said)) or "-", *cells])
     return _markdown(["method", "tried", *_titles(columns)], rows)
 
 
@@ -112,13 +117,15 @@ def is_followed(curves: Sequence[Sequence[Any]]) -> bool:
 
 
 def _titles(columns: Sequence[Column]) -> list[str]:
-    return [column.title for column in columns] + (["mean"] if len(columns) > 1 else [])
+    return [markdown(column.title) for column in columns] + (["mean"] if len(columns) > 1 else [])
 
 
 def _difference(found: Difference | None) -> str:
     if found is None:
         return "-"
-    text = f"{found.mean:+.4f}" + (f" ± {found.error:.4f}" if math.isfinite(found.error) else "")
+    text = _number(found.mean, "+.4") + (
+        f" ± {_number(found.error, '.4')}" if math.isfinite(found.error) else ""
+    )
     return f"**{text}**" if found.counts else text
 
 
@@ -126,13 +133,17 @@ def _spread(values: Sequence[float]) -> str:
     if not values:
         return "-"
     if len(values) == 1:
-        return f"{values[0]:.3f}"
+        return _number(values[0])
     if not all(map(math.isfinite, values)):
-        return f"{math.fsum(values) / len(values):.3f}"
-    return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
+        return _number(sum(values) / len(values))
+    return f"{_number(statistics.mean(values))} ± {_number(statistics.stdev(values))}"
+
+
+def _number(value: float, digits: str = ".3") -> str:
+    """Return a number with digits behind the point, or, of a run that went wrong, with a power of ten."""
+    return f"{value:{digits}{'f' if not abs(value) >= 1e6 else 'g'}}"
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in rows]
-    lines = [head, ["---"] * len(head), *cells]
+    lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -26,6 +26,8 @@ from mmcl_lightning.transforms.simclr import CIFAR_MEAN, CIFAR_STD
 
 __all__ = ["CentralCrop", "EvalTransform"]
 
+_LONGEST = 8
+
 
 class EvalTransform(ImageTransform):
     """Resize with the aspect kept, cut the centre, turn into a tensor, normalise: each step is optional.
@@ -86,6 +88,7 @@ class EvalTransform(ImageTransform):
         width, height = image_size(image)
         fits = self._crop is None or (height >= self._crop[0] and width >= self._crop[1])
         if self._resize is not None or not fits:
+            image = image if self._crop is None else _without_ends(image, *self._crop)
             sizes = [size for size in (self._resize, self._crop) if size is not None]
             image = cover(image, max(h for h, _ in sizes), max(w for _, w in sizes))
         if self._crop is not None:
@@ -130,6 +133,22 @@ class CentralCrop(ImageTransform):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(size={self.size}, fraction={self.fraction})"
+
+
+def _without_ends(image: PixelImage, height: int, width: int) -> PixelImage:
+    """Cut off the ends of an image more than 8 times as long as what is cut out of its centre.
+
+    Resized whole, one of 1 x 60,000 pixels would fill the memory, for a centre that does not show it.
+    """
+    own_width, own_height = image_size(image)
+    longest = max(own_width * height, own_height * width)
+    if longest <= _LONGEST * min(own_width * height, own_height * width):
+        return image
+    if own_width * height == longest:
+        wide = -(-_LONGEST * own_height * width // height)
+        return _centre(image, own_height, wide + (own_width - wide) % 2)  # the centre stays where it is
+    high = -(-_LONGEST * own_width * height // width)
+    return _centre(image, high + (own_height - high) % 2, own_width)
 
 
 def _centre(image: PixelImage, height: int, width: int) -> PixelImage:

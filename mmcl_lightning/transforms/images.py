@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from PIL import Image
@@ -11,6 +14,7 @@ from torchvision.transforms.v2 import functional as tvf
 
 __all__ = [
     "PixelImage",
+    "any_size",
     "channel_count",
     "cover",
     "crop_image",
@@ -22,6 +26,16 @@ __all__ = [
 
 #: An image of three channels in Pillow's mode RGB; of any other number a uint8 tensor ``(C, H, W)``.
 PixelImage = Image.Image | Tensor
+
+
+@contextlib.contextmanager
+def any_size() -> Iterator[None]:
+    """Let Pillow open and cut pictures of any size: those who read them have limits of their own."""
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
 
 
 def channel_count(image: PixelImage) -> int:
@@ -45,7 +59,8 @@ def crop_image(image: PixelImage, left: int, top: int, width: int, height: int) 
     """Cut a rectangle, given in pixels, out of an image."""
     if isinstance(image, Tensor):
         return image[:, top : top + height, left : left + width]
-    return image.crop((left, top, left + width, top + height))
+    with any_size():
+        return image.crop((left, top, left + width, top + height))
 
 
 def resize_image(image: PixelImage, height: int, width: int) -> PixelImage:

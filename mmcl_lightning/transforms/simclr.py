@@ -26,7 +26,7 @@ from mmcl_lightning.transforms.base import (
 )
 from mmcl_lightning.transforms.batched import adjust_colors, blend_with_gray, resample, resampling_weights
 from mmcl_lightning.transforms.blur import BlurPadding, GaussianBlur
-from mmcl_lightning.transforms.images import PixelImage, image_size, image_to_tensor
+from mmcl_lightning.transforms.images import PixelImage, crop_image, image_size, image_to_tensor
 
 __all__ = ["CIFAR_MEAN", "CIFAR_STD", "SimCLRParameters", "SimCLRTransform"]
 
@@ -197,7 +197,10 @@ class SimCLRTransform(ImageTransform):
         """Make the view of one image that the parameters describe, shape ``(C, *size)``."""
         if isinstance(image, Tensor):
             return self.apply_batch(image[None], [parameters])[0]
-        image = image.crop(parameters.box).resize(self._size[::-1], _RESAMPLING[self.interpolation])
+        left, top, right, bottom = parameters.box
+        image = crop_image(image, left, top, right - left, bottom - top).resize(
+            self._size[::-1], _RESAMPLING[self.interpolation]
+        )
         if parameters.hflip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if parameters.vflip:

@@ -138,8 +138,8 @@ def test_the_heading_names_records_and_images_and_the_band_is_explained(tmp_path
     for seed in (0, 1):
         record(seed=seed, data=data).write(tmp_path / "runs" / f"{seed}.json")
     text = write_report(tmp_path / "runs", tmp_path / "r.md")
-    assert "Made of 2 records of runs in `runs`." in text
-    assert "## Image folder `leaves`, 90 training images, batch 8\n" in text
+    assert "Made of 2 records of runs in runs." in text
+    assert "## Image folder leaves, 90 training images, batch 8\n" in text
     caption = text.partition("![k-NN top-1 against epochs and time](r.png)\n\n")[2]
     assert caption.startswith(
         "Lines: means over the seeds of a method; bands: from the lowest to the highest seed. Left against"

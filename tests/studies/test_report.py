@@ -178,7 +178,7 @@ def test_values_and_names_of_any_kind(tmp_path: Path) -> None:
         record(metrics=metrics, seed=seed, label="$a_$ | b").write(tmp_path / f"{seed}.json")
     with_values(0.1, 50.0, label="_percent").write(tmp_path / "p.json")
     text = write_report(tmp_path, tmp_path / "r.md", metrics=["train/loss", "knn/top1"])
-    assert r"| $a_$ \| b | 2 | -3.500 ± 0.707 | nan |" in text
+    assert r"| \$a\_\$ \| b | 2 | -3.500 ± 0.707 | nan |" in text
     assert (tmp_path / "r.png").exists()
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "ledger.json").write_text('{"ledger": 1, "cut')
@@ -294,3 +294,13 @@ def test_the_same_options_on_another_folder_are_another_run(tmp_path: Path) -> N
     assert "41 training images" in text
     assert "37 training images" in text
     assert "Not counted" not in text
+
+
+@pytest.mark.parametrize(
+    "given", [["--data.num_workers=8"], ["--data.num_workers", "8", "--data.cache=true"]]
+)
+def test_other_workers_make_no_other_variant(given: list[str], tmp_path: Path) -> None:
+    for seed, more in enumerate(([], given)):
+        run = with_values(0.1, 0.5, label="ours", seed=seed, arguments=["fit", *more])
+        run.write(tmp_path / f"{seed}.json")
+    assert "| ours | 2 |" in write_report(tmp_path, tmp_path / "r.md")

@@ -65,7 +65,7 @@ def test_values_of_any_kind_become_one_argument(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "cannot be read as a study"),
+        ("a: [", "is no YAML"),
         ("- a", "must be a mapping"),
         ("name: x", "at least one variant"),
         (TEXT.replace("seeds: [0, 1]", "seeds: []"), "at least one variant and one seed"),
