@@ -161,7 +161,7 @@ def soak(where: dict[str, Path], epochs: int) -> str:
     assert run.wait() == 0, run.output.read_text()
     lines = [list(map(float, line.split())) for line in (run.folder / "soak.txt").read_text().splitlines()]
     rows = []
-    for end in sorted({min(40, epochs), epochs // 3, 2 * epochs // 3, epochs}):
+    for end in range(40, epochs + 1, 20):
         part = lines[max(0, end - 20) : end]
         memory, files, seconds = (statistics.median(values) for values in zip(*part, strict=True))
         rows.append([f"{end - 19} to {end}", f"{memory:.0f}", f"{files:.0f}", f"{1000 * seconds:.0f}"])
@@ -187,6 +187,16 @@ TITLES = {
     "damages": "Damaged checkpoints",
     "soak": "Many epochs",
 }
+NOTES = {
+    "kills": "SIGKILL, with `TMPDIR` on the other file system, then `--ckpt_path last`: weights, optimizer "
+    "and steps at the end are compared with those of a run that was let alone.",
+    "signals": "Sent to all processes of a run, twice within 20 ms, then `--ckpt_path last`. In parentheses "
+    "the status with which the run ended. A second SIGINT within a step, which is rare in steps of a few "
+    "milliseconds, lets batch norm see the step's images twice.",
+    "damages": "The newest checkpoint of a run is damaged, beside a good one; then `--ckpt_path last`.",
+    "soak": "All readouts, a checkpoint after every step; medians of 20 epochs. Other work on the machine "
+    "changes the time.",
+}
 
 
 def command() -> None:
@@ -206,7 +216,9 @@ def command() -> None:
     }
     for name in options.only:
         with places() as where:
-            write(options.out / "faults.md", {TITLES[name]: tasks[name](where)})
+            found = tasks[name](where)
+        done = f"`python benchmarks/fault_kills.py --only {name}`. {NOTES[name]}"
+        write(options.out / "faults.md", {TITLES[name]: f"{done}\n\n{found}"})
 
 
 if __name__ == "__main__":
