@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 from common import ROOT, table
-from fault_runs import SAVING, TWO, Process, ends_alike, places, state
+from fault_runs import SAVING, TWO, Process, ends_alike, places, state, write
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 
@@ -167,18 +167,6 @@ def soak(where: dict[str, Path], epochs: int) -> str:
         rows.append([f"{end - 19} to {end}", f"{memory:.0f}", f"{files:.0f}", f"{1000 * seconds:.0f}"])
         print(*rows[-1], flush=True)
     return table(["epochs", "memory, MB", "open files", "ms per epoch"], rows)
-
-
-def write(path: Path, sections: dict[str, str]) -> None:
-    """Put sections into the document, each between its marks, in place of earlier ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = path.read_text() if path.exists() else "# Faults\n\n"
-    for title, content in sections.items():
-        begin, end = f"<!-- {title} -->\n", f"<!-- end of {title} -->\n"
-        before, _, rest = text.partition(begin)
-        after = rest.partition(end)[2]
-        text = f"{before}{begin}\n## {title}\n\n{content}\n{end}{after}"
-    path.write_text(text)
 
 
 TITLES = {

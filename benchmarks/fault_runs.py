@@ -125,3 +125,15 @@ def places() -> Iterator[dict[str, Path]]:
                 subprocess.run(["umount", str(memory)], check=False)
             else:
                 shutil.rmtree(other)
+
+
+def write(path: Path, sections: dict[str, str]) -> None:
+    """Put sections into the document, each between its marks, in place of earlier ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = path.read_text() if path.exists() else "# Faults\n\n"
+    for title, content in sections.items():
+        begin, end = f"<!-- {title} -->\n", f"<!-- end of {title} -->\n"
+        before, _, rest = text.partition(begin)
+        after = rest.partition(end)[2]
+        text = f"{before}{begin}\n## {title}\n\n{content}\n{end}{after}"
+    path.write_text(text)

@@ -170,6 +170,6 @@ def test_the_quick_judge_on_a_folder(
     assert record.protocols["logistic/top1"].startswith("converged: logistic regression on standardised h, ")
     main(["report", "runs/folder_logistic", "--out", "r.md"])
     text = (folder / "r.md").read_text()
-    assert "## Image folder `photos`, 24 training images\n" in text
+    assert "## Image folder photos, 24 training images\n" in text
     assert "| logistic regression of MMCL, Inverse | 1 | 1.000 |" in text
     assert "chosen" not in text, "which is of one run, and would be another column in the next one"

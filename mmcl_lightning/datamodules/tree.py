@@ -83,10 +83,7 @@ def scan_tree(
             cannot be read.
     """
     folder = Path(root).expanduser().absolute()
-    if folder.is_file():
-        raise DataError(f"{folder} is a file; set --data.root to a folder with images")
-    if not folder.is_dir():
-        raise DataError(f"the image folder {folder} does not exist; set --data.root to a folder with images")
+    _check_folder(folder)
     if labels in ("folder", "none") and label_columns:
         raise ConfigError(f"label_columns are of a file, and labels is {labels!r}")
     walk = Walk(str(folder))
@@ -111,6 +108,18 @@ def scan_tree(
                 )
             return _read_splits(ByColumn(walk, file, file.splits), "")
     return _read(ByFile(walk, str(folder), file), layout)
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        if folder.stat() and not folder.is_dir():
+            raise DataError(f"{folder} is a file; set --data.root to a folder with images")
+    except FileNotFoundError as error:
+        raise DataError(
+            f"the image folder {folder} does not exist; set --data.root to a folder with images"
+        ) from error
+    except OSError as error:
+        raise DataError(f"the image folder {folder} cannot be read ({error.strerror})") from error
 
 
 def _read(by: ByFolder, layout: Layout) -> PictureTree:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 from records import record
 
 from mmcl_lightning._text import markdown, plain
@@ -128,7 +129,7 @@ def test_markup_is_shown_and_does_nothing(text: str, tmp_path: Path) -> None:
 
 def parsed(text: str, folder: Path) -> list[Any]:
     """The parts of a report on runs that say this text everywhere."""
-    commonmark = pytest.importorskip("markdown_it").MarkdownIt("commonmark", {"html": True})
+    commonmark = MarkdownIt("commonmark", {"html": True})
     commonmark.enable(["table", "strikethrough"])
     whole = content()
     config = {"model": {"init_args": {"x": text}}, "data": {"init_args": {"batch_size": text}}}
