@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcl_lightning._files import whole_file
+from mmcl_lightning._structure import check_parts
 from mmcl_lightning.errors import ConfigError
 
 __all__ = [
@@ -37,7 +38,11 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def _written(path: Path) -> tuple[float, bool]:
-    return path.stat().st_mtime, path.stem.startswith("last")
+    try:
+        written = path.stat().st_mtime
+    except OSError:  # a link that leads nowhere, which reading it will say
+        written = path.lstat().st_mtime
+    return written, path.stem.startswith("last")
 
 
 def damage(path: str | Path) -> str | None:
@@ -153,7 +158,4 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     Raises:
         ConfigError: If it is nothing of that kind.
     """
-    saved = read_file(path, "a checkpoint")
-    if not (isinstance(saved, dict) and {"state_dict", "pytorch-lightning_version"} <= saved.keys()):
-        raise ConfigError(f"{path} is no checkpoint of this package: it has no state_dict of Lightning")
-    return {"hyper_parameters": {}, **saved}
+    return {"hyper_parameters": {}, **check_parts(read_file(path, "a checkpoint"), path)}
