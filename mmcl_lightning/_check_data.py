@@ -18,6 +18,7 @@ from mmcl_lightning._text import plain
 from mmcl_lightning.datamodules import ImageFolderDataModule, SSLDataModule
 from mmcl_lightning.datamodules.checking import Finding, check_pictures
 from mmcl_lightning.datamodules.tree import scan_tree
+from mmcl_lightning.errors import ConfigError
 
 __all__ = ["check_data", "check_folder"]
 
@@ -97,7 +98,10 @@ def check_data(arguments: list[str]) -> None:
     parser.add_function_arguments(check_folder, skip={"data"})
     parser.add_class_arguments(ImageFolderDataModule, "data", skip=known - _READING)
     parser.link_arguments("root", "data.root")
-    options = parser.instantiate_classes(parser.parse_args(arguments))
+    parsed = parser.parse_args(arguments)
+    if not parsed.root:
+        raise ConfigError("ROOT is empty: give the folder of the pictures, . for this one")
+    options = parser.instantiate_classes(parsed)
     del options["root"]
     if not check_folder(**options):
         raise SystemExit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +59,11 @@ class PlainlyLoaded:
             check_file(checkpoint_path, "a checkpoint")
         try:
             saved = check_parts(read_saved(checkpoint_path, map_location, weights_only), checkpoint_path)
-        except pickle.UnpicklingError as error:
+        except (MMCLError, OSError):
+            raise
+        except Exception as error:  # a damaged pickle may be taken for anything
+            if weights_only is False:  # and one that may hold anything may raise it on purpose
+                raise
             raise ConfigError(
                 f"{checkpoint_path} is damaged, or holds more than tensors and plain data, which can run "
                 "code: if you trust it, give weights_only=False"

@@ -88,14 +88,14 @@ def _target(checkpoint: str, out: str | None, default: str, overwrite: bool) -> 
         ConfigError: If something is there that must stay.
     """
     path = Path(default if out is None else out)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: give the name of a file, or folder, to write")
     if os.path.realpath(path) == os.path.realpath(checkpoint):
         raise ConfigError(f"{path} is the checkpoint itself: give another name to write to")
     if not overwrite:
         return free_path(out, default)
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
-        raise ConfigError(
-            f"{path} is a folder, a link or a device, which is never replaced: give another name"
-        )
+        raise ConfigError(f"{path} is a link, a pipe or a device, which is never replaced: give another name")
     return path
 
 

@@ -22,6 +22,7 @@ from mmcl_lightning._lightning import (
 from mmcl_lightning._loading import PlainlyLoaded
 from mmcl_lightning._options import check_number
 from mmcl_lightning._specs import to_spec
+from mmcl_lightning._structure import kind_of
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.modules.preprocessing import compare_with_checkpoint
 
@@ -156,6 +157,7 @@ class ResumableModule(PlainlyLoaded, LightningModule):
         }:  # of WeightAveraging the second
             weights = checkpoint[part].items()
             checkpoint[part] = {own.get(_uncompiled(key), key): value for key, value in weights}
+            _compare_types(checkpoint[part], self.state_dict())
 
     def planned_steps(self, schedule: str | None) -> float:
         """Return the optimizer steps of the run; infinity where nobody knows them, and nothing depends on it.
@@ -185,6 +187,17 @@ class ResumableModule(PlainlyLoaded, LightningModule):
         if size is None:
             return None
         return int(size) * self.trainer.world_size * self.trainer.accumulate_grad_batches
+
+
+def _compare_types(weights: dict[str, Any], own: dict[str, Any]) -> None:
+    """Raise :class:`ConfigError` for weights of another kind of numbers, which torch would make fit."""
+    for key in weights.keys() & own.keys():
+        types = [value.dtype for value in (weights[key], own[key]) if isinstance(value, torch.Tensor)]
+        if len(types) == 2 and kind_of(types[0]) != kind_of(types[1]):
+            raise ConfigError(
+                f"the weight {key} of the checkpoint is of the type {types[0]}, and the module's of "
+                f"{types[1]}: the file is damaged, or of another module"
+            )
 
 
 def _uncompiled(key: str) -> str:
