@@ -37,7 +37,13 @@ from use_cases.cases import tree, within
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import MMCLError
 from mmcl_lightning.models import build_backbone
-from mmcl_lightning.modules import export_backbone
+from mmcl_lightning.modules import (
+    MMCL,
+    LinearEvaluation,
+    PretrainedBackbone,
+    PretrainingModule,
+    export_backbone,
+)
 from mmcl_lightning.modules.weight_files import read_backbone
 from mmcl_lightning.modules.weights import load_backbone
 from mmcl_lightning.studies import report, write_report
@@ -59,6 +65,13 @@ WAYS = {
     "embed": ["embed", "--checkpoint={}", "--data.root=pictures"],
     "export": ["export", "--checkpoint={}", "--out=out.pt"],
 }
+#: Two that hold code, one whose options name a module to import, one whose options name a function to call.
+FILES = ("bad.ckpt", "raw.ckpt", "options.ckpt", "calls.ckpt")
+#: And in Python.
+LOADS: dict[str, Callable[[str], Any]] = {
+    f"{kind.__name__}.load_from_checkpoint": kind.load_from_checkpoint
+    for kind in (MMCL, PretrainingModule, LinearEvaluation, PretrainedBackbone)
+}
 
 
 class Payload:
@@ -66,6 +79,17 @@ class Payload:
 
     def __reduce__(self) -> Any:
         return os.mkdir, (os.environ["MMCL_TRACE"],)
+
+
+def loaded(load: Callable[[str], Any], path: str) -> tuple[str, bool]:
+    """Load a file in Python; return what it said, and whether that was no sentence of ours."""
+    try:
+        load(path)
+    except MMCLError as error:
+        return f"error: {error}", False
+    except Exception as error:
+        return repr(error), True
+    return "", False
 
 
 def said(arguments: list[str]) -> tuple[str, bool]:
@@ -101,6 +125,12 @@ def ways_in() -> str:
     Path("raw.ckpt").write_bytes(pickle.dumps(Payload()))
     content["hyper_parameters"]["solver"] = {"class_path": "stranger.Solver", "init_args": {}}
     torch.save(content, "options.ckpt")
+    for option in ("optimizer", "kernel", "backbone"):  # the module is imported, and calling it does harm
+        content["hyper_parameters"][option] = {
+            "class_path": "os.mkdir", "init_args": {"path": os.environ["MMCL_TRACE"]}
+        }  # fmt: skip
+    content["hyper_parameters"]["solver"] = {"class_path": "mmcl_lightning.svm.Inverse"}
+    torch.save(content, "calls.ckpt")
     Path("stranger.py").write_text("import os\nos.mkdir(os.environ['MMCL_TRACE'])\n")
     sys.path.insert(0, str(Path.cwd()))
     tree("pictures/a", "pictures/b")
@@ -109,22 +139,25 @@ def ways_in() -> str:
     Path("trace").rmdir()
     rows = []
     with served() as address:
-        for way, arguments in WAYS.items():
+        for way in (*WAYS, *LOADS):
             cells = []
             for place in ("", f"{address}/"):
                 refused = 0
-                for file in ("bad.ckpt", "raw.ckpt", "options.ckpt"):
-                    text, traceback = said([argument.format(place + file) for argument in arguments])
+                for file in FILES:
+                    if way in LOADS:
+                        text, traceback = loaded(LOADS[way], place + file)
+                    else:
+                        text, traceback = said([argument.format(place + file) for argument in WAYS[way]])
                     ran = Path("trace").exists()
                     # Options that nothing reads import nothing, and the weights are plain tensors.
-                    harmless = file == "options.ckpt" or "error: " in text
+                    harmless = file in FILES[2:] or "error: " in text
                     refused += harmless and not traceback and not ran
                     if ran or traceback or not harmless:
                         print(way, place, file, text[-500:], sep="\n")
-                cells.append(f"{refused} of 3")
+                cells.append(f"{refused} of {len(FILES)}")
             rows.append([way, *cells])
             print(*rows[-1], flush=True)
-    return table(["command", "a file", "an address"], rows)
+    return table(["way in", "a file", "an address"], rows)
 
 
 MARKUP = (
@@ -250,8 +283,9 @@ def layouts() -> str:
 
 
 TASKS: dict[str, tuple[str, str, Callable[[], str]]] = {
-    "ways": ("Ways in for a file", "Three hostile files: a checkpoint with an object that runs code, a bare "
-             "pickle of it, and a checkpoint whose options name a module that nobody has named. Counted is "
+    "ways": ("Ways in for a file", "Four hostile files: a checkpoint with an object that runs code, a bare "
+             "pickle of it, and two checkpoints of the command line whose options name a module that nobody "
+             "has named, and a function to call. Counted is "
              "what runs no code, imports nothing and ends without a traceback.", ways_in),
     "records": ("Records of strangers", "One value at a time at every place of the record of a run, and "
                 "`mmcl report` on it.", records),

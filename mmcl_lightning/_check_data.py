@@ -5,21 +5,20 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
 import os
 from collections import Counter
-from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from mmcl_lightning._files import free_path
+from mmcl_lightning._files import free_path, write_csv
 from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning._text import plain
 from mmcl_lightning.datamodules import ImageFolderDataModule, SSLDataModule
 from mmcl_lightning.datamodules.checking import Finding, check_pictures
 from mmcl_lightning.datamodules.tree import scan_tree
+from mmcl_lightning.errors import ConfigError
 
 __all__ = ["check_data", "check_folder"]
 
@@ -72,7 +71,9 @@ def check_folder(
     found.sort(key=lambda finding: place[finding.path])
     _say(found, len(paths), os.path.abspath(os.path.expanduser(data.root)))
     if table is not None:
-        _write(table, found)
+        rows = ((finding.path, finding.problem, finding.detail) for finding in found)
+        write_csv(table, ("path", "problem", "detail"), rows)
+        print(f"Wrote {table}")
     return not any(finding.problem in ("damaged", "empty") for finding in found)
 
 
@@ -97,7 +98,10 @@ def check_data(arguments: list[str]) -> None:
     parser.add_function_arguments(check_folder, skip={"data"})
     parser.add_class_arguments(ImageFolderDataModule, "data", skip=known - _READING)
     parser.link_arguments("root", "data.root")
-    options = parser.instantiate_classes(parser.parse_args(arguments))
+    parsed = parser.parse_args(arguments)
+    if not parsed.root:
+        raise ConfigError("ROOT is empty: give the folder of the pictures, . for this one")
+    options = parser.instantiate_classes(parsed)
     del options["root"]
     if not check_folder(**options):
         raise SystemExit(1)
@@ -115,12 +119,3 @@ def _say(found: list[Finding], count: int, root: str) -> None:
                 print(plain(f"  {finding.path} {finding.detail}".replace(root + os.sep, "")))
             if numbers[problem] > len(some):
                 print(f"  ... and {numbers[problem] - len(some)} more")
-
-
-def _write(table: Path, found: list[Finding]) -> None:
-    table.parent.mkdir(parents=True, exist_ok=True)
-    with table.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file)
-        writer.writerow(("path", "problem", "detail"))
-        writer.writerows((finding.path, finding.problem, finding.detail) for finding in found)
-    print(f"Wrote {table}")

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from mmcl_lightning._files import whole_file
+from mmcl_lightning._structure import check_parts
 from mmcl_lightning.errors import ConfigError
 
 __all__ = [
+    "beginning",
     "check_file",
     "checkpoints_in",
     "damage",
@@ -22,6 +24,10 @@ __all__ = [
     "runs_folder",
     "write_file",
 ]
+
+
+#: How files of torch.save begin: a zip archive, and the pickle of its older format.
+_BEGINNINGS = (b"PK", b"\x80")
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -37,7 +43,11 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def _written(path: Path) -> tuple[float, bool]:
-    return path.stat().st_mtime, path.stem.startswith("last")
+    try:
+        written = path.stat().st_mtime
+    except OSError:  # a link that leads nowhere, which reading it will say
+        written = path.lstat().st_mtime
+    return written, path.stem.startswith("last")
 
 
 def damage(path: str | Path) -> str | None:
@@ -88,24 +98,44 @@ def read_file(path: str | Path, what: str) -> Any:
         raise ConfigError(f"there is no checkpoint {path}: give the path of an existing file")
     check_file(path, what)
     try:
-        return torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # a zip, pickle or operating-system error, each with a message of its own
-        reason = (str(error).strip() or "it is empty").splitlines()[0][:120]
+        with open(path, "rb") as file:  # of a name, torch would go by its ending
+            return torch.load(file, weights_only=True, map_location="cpu")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # of zip, pickle or torch, whose messages name what nobody wrote
         raise ConfigError(
-            f"{path} cannot be read as {what} ({type(error).__name__}: {reason}): it is damaged, "
-            "or holds more than tensors and plain data"
+            f"{path} cannot be read as {what}: it is damaged, or holds more than tensors and plain data"
         ) from error
 
 
 def check_file(path: str | Path, what: str) -> None:
-    """Refuse a file whose checksums are wrong; one of torch's older format, which has none, is left to it.
+    """Refuse a file that ``torch.save`` did not write, or whose checksums are wrong.
+
+    Its older format has none.
 
     Raises:
-        ConfigError: If they are.
+        ConfigError: If it is one, or cannot be opened.
     """
+    begin = beginning(path, 8)
+    if not begin.startswith(_BEGINNINGS):
+        reason = "it is empty" if not begin else "it is no file that torch.save wrote, or is damaged"
+        raise ConfigError(f"{path} cannot be read as {what}: {reason}")
     found = damage(path) if zipfile.is_zipfile(path) else None
     if found is not None:
         raise ConfigError(f"{path} cannot be read as {what}: it is damaged ({found}); use another one")
+
+
+def beginning(path: str | Path, count: int) -> bytes:
+    """Return the first bytes of a file.
+
+    Raises:
+        ConfigError: If it cannot be opened.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def newest_good(*folders: Path) -> tuple[str, dict[str, Any]]:
@@ -153,7 +183,4 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     Raises:
         ConfigError: If it is nothing of that kind.
     """
-    saved = read_file(path, "a checkpoint")
-    if not (isinstance(saved, dict) and {"state_dict", "pytorch-lightning_version"} <= saved.keys()):
-        raise ConfigError(f"{path} is no checkpoint of this package: it has no state_dict of Lightning")
-    return {"hyper_parameters": {}, **saved}
+    return {"hyper_parameters": {}, **check_parts(read_file(path, "a checkpoint"), path)}

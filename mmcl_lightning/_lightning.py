@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.utilities.cloud_io import _load
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.core import saving
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -22,6 +24,8 @@ from lightning.pytorch.trainer.connectors.checkpoint_connector import _Checkpoin
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.tuner.lr_finder import _LRCallback
 from lightning.pytorch.utilities.imports import _RICH_AVAILABLE
+from lightning.pytorch.utilities.migration import pl_legacy_patch  # type: ignore[attr-defined]
+from lightning.pytorch.utilities.migration.utils import _pl_migrate_checkpoint
 
 __all__ = [
     "PRIVATE_NAMES",
@@ -39,9 +43,12 @@ __all__ = [
     "leave_finders_out",
     "leave_finished_epoch",
     "load_loader_states",
+    "load_plainly",
     "looks_after_validation",
     "option_of_every_epoch",
     "pending_metrics",
+    "read_options",
+    "read_saved",
     "replace_hyperparameters",
     "request_stop",
     "requeue",
@@ -51,8 +58,9 @@ __all__ = [
     "validates_now",
 ]
 
-#: Private names by the class whose instances have them.
+#: Private names by the class whose instances have them, or the module that has.
 PRIVATE_NAMES: dict[Any, tuple[str, ...]] = {
+    saving: ("_default_map_location", "_load_state"),
     LightningCLI: ("_parse_ckpt_path",),
     LightningModule: ("_trainer", "_hparams", "_hparams_initial"),
     EarlyStopping: ("_check_on_train_epoch_end",),
@@ -85,6 +93,36 @@ def callbacks_of(module: LightningModule) -> list[Any]:
 def datamodule_of(trainer: Trainer) -> Any:
     """Return the datamodule of a trainer, or None."""
     return getattr(trainer, "datamodule", None)
+
+
+def read_saved(path: Any, map_location: Any, weights_only: bool | None) -> Any:
+    """Read a checkpoint, a path, URL or open file, as Lightning's ``load_from_checkpoint`` does."""
+    where = map_location or saving._default_map_location
+    with pl_legacy_patch():
+        return _load(path, map_location=where, weights_only=weights_only)
+
+
+def read_options(path: str | Path) -> dict[str, Any]:
+    """Read a file of options, .yaml or .csv, as Lightning's ``load_from_checkpoint`` does."""
+    is_table = str(path).lower().endswith(".csv")
+    read: Any = saving.load_hparams_from_tags_csv if is_table else saving.load_hparams_from_yaml
+    return dict(read(path))
+
+
+def load_plainly(kind: Any, saved: dict[str, Any], strict: bool | None, options: dict[str, Any]) -> Any:
+    """Call a class with the options of a checkpoint as they are, and give it the state.
+
+    For a file of the command line, Lightning would let jsonargparse build the options first, which imports
+    and calls whatever they name.
+
+    Args:
+        kind: A module or data module.
+        saved: The checkpoint.
+        strict: As of ``load_from_checkpoint``.
+        options: In place of the checkpoint's.
+    """
+    saved = _pl_migrate_checkpoint(saved)
+    return saving._load_state(kind, saved, strict=strict, **{**options, "_instantiator": None})
 
 
 def has_saved(callback: Any) -> bool:

@@ -15,6 +15,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+import threading
 import traceback
 import warnings
 from collections.abc import Iterable
@@ -241,8 +242,15 @@ def _folder(package: str) -> str:
     return str(Path(found.origin).parent)
 
 
+def _thread_ended(ended: threading.ExceptHookArgs) -> None:
+    """Leave a full disk, which TensorBoard's thread meets first, to the process: it says so in a sentence."""
+    if not (isinstance(ended.exc_value, OSError) and ended.exc_value.errno in _NO_SPACE):
+        threading.__excepthook__(ended)
+
+
 def filter_warnings() -> None:
     """Silence what a run prints without need, such as advertisements; show our own warnings as sentences."""
+    threading.excepthook = _thread_ended
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # main([...]) in a notebook
     warnings.filterwarnings("ignore", message="The dirpath has changed")  # every resume gets a new folder

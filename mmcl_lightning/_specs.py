@@ -24,7 +24,7 @@ from mmcl_lightning.losses.weights import NegativeWeights
 from mmcl_lightning.svm import Solver
 from mmcl_lightning.transforms import ImageTransform
 
-__all__ = ["from_spec", "to_spec"]
+__all__ = ["from_spec", "imported_class", "to_spec"]
 
 #: What may stand inside of another description. Not any class: a checkpoint must not call what it likes.
 _PARTS = (Kernel, NegativeWeights, Solver)
@@ -80,18 +80,63 @@ def from_spec(value: Any, base: type | tuple[type, ...], option: str) -> Any:
             f"cannot hold: pass it again, as in load_from_checkpoint(path, {option}=...)"
         )
     kinds = base if isinstance(base, tuple) else (base,)
+    cls = _named_class(value, kinds, option)
+    # A network may have networks as its parts.
+    parts = (*_PARTS, nn.Module) if nn.Module in kinds else _PARTS
+    arguments = {
+        key: from_spec(part, parts, option) if _is_spec(part) else part
+        for key, part in _arguments(value, option).items()
+    }
+    factory = functools.partial(cls, **arguments)
+    try:
+        return factory if option == "optimizer" else factory()
+    except ConfigError:
+        raise
+    except Exception as error:  # its arguments are a file's
+        raise ConfigError(f"{option}: {cls.__name__} cannot be built of {arguments} ({error})") from error
+
+
+def _named_class(value: dict[str, Any], kinds: tuple[type, ...], option: str) -> type:
+    """Return the class that a description names; a dataclass may be described by its arguments alone."""
     wanted = " or ".join(kind.__name__ for kind in kinds)
     if "class_path" not in value:
+        if len(kinds) == 1 and dataclasses.is_dataclass(kinds[0]):
+            return kinds[0]
         raise ConfigError(f"{option} must be a {wanted} or have a class_path, got {value}")
     cls = _find_class(str(value["class_path"]), option)
     if not (isinstance(cls, type) and issubclass(cls, kinds)):
         raise ConfigError(f"{option}: {value['class_path']} is no {wanted}")
-    arguments = {
-        key: from_spec(part, _PARTS, option) if _is_spec(part) else part
-        for key, part in value.get("init_args", {}).items()
-    }
-    factory = functools.partial(cls, **arguments)
-    return factory if option == "optimizer" else factory()
+    return cls
+
+
+def _arguments(value: dict[str, Any], option: str) -> dict[str, Any]:
+    """Return the arguments of a description, by name."""
+    given = value.get("init_args", {}) if "class_path" in value else value
+    more = value.get("dict_kwargs", {}) if "class_path" in value else {}  # of the command line, for **kwargs
+    for part in (given, more):
+        if not (isinstance(part, dict) and all(isinstance(key, str) for key in part)):
+            raise ConfigError(f"{option}: expected arguments by name, got {part!r}")
+    return {**given, **more}
+
+
+def imported_class(path: Any, base: type) -> Any:
+    """Return a class that is imported already, by its path.
+
+    Args:
+        path: Module and name.
+        base: What it must derive from.
+
+    Raises:
+        ConfigError: If it is not there, or derives from something else.
+    """
+    module, _, name = str(path).rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(
+            f"the checkpoint is of {path}, which is no {base.__name__} or not imported: load it by "
+            f"{name or 'its own class'}.load_from_checkpoint, with {module or 'its module'} imported before"
+        )
+    return found
 
 
 def _find_class(path: str, option: str) -> Any:

@@ -40,12 +40,14 @@ def export(arguments: list[str]) -> None:
     formats = ("torchvision", "timm", "safetensors", "onnx", "huggingface")
     parser.add_argument("--checkpoint", required=True, metavar="PATH", help="checkpoint of a run")
     parser.add_argument("--out", metavar="PATH", help="file to write (backbone.pt, or as the format has it)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a file of that name")
     parser.add_argument("--format", choices=formats, default=formats[0], help="(torchvision)")
     parser.add_argument("--backbone", metavar="NAME", help="the network, where the checkpoint does not say")
     options = parser.parse_args(arguments)
     from mmcl_lightning.modules.export import export_backbone
 
-    print(export_backbone(options.checkpoint, options.out, options.format, options.backbone))
+    chosen = options.checkpoint, options.out, options.format, options.backbone
+    print(export_backbone(*chosen, overwrite=options.overwrite))
 
 
 def _later(module: str, name: str) -> Callable[[list[str]], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def read_yaml(path: str | Path) -> Any:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        values = _count(yaml.compose(text, Loader=yaml.SafeLoader), {})
+        values = _count(yaml.compose(text, Loader=yaml.SafeLoader), {}, str(path))
         if values > _MOST_VALUES:
             raise ConfigError(
                 f"{path} stands for {values:.3g} values with its aliases (*name) written out, more than "
@@ -109,17 +110,30 @@ def read_yaml(path: str | Path) -> Any:
         raise ConfigError(f"{path} is no YAML text in UTF-8: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    except ConfigError:
+        raise
+    except ValueError as error:  # a date that there is not, a number of more digits than Python reads
+        raise ConfigError(f"{path} has a value that cannot be read: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{path} is nested too deeply for a configuration") from error
 
 
-def _count(node: Any, known: dict[int, float]) -> float:
-    """Return the number of values of a YAML node with its aliases written out; of one in itself, infinity."""
+def _count(node: Any, known: dict[int, float], path: str) -> float:
+    """Return the number of values of a YAML node with its aliases written out; of one in itself, infinity.
+
+    Raises:
+        ConfigError: If an option stands twice in one place, the first of which YAML would drop in silence.
+    """
     if id(node) not in known:
+        if isinstance(node, yaml.MappingNode):
+            names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            for name in (name for name, count in names.items() if count > 1 and name != "<<"):
+                line = node.start_mark.line + 1
+                raise ConfigError(f"{path}: {name} stands twice in the part from line {line} on: keep one")
         known[id(node)] = math.inf  # until it is counted
         inner = node.value if isinstance(node, yaml.CollectionNode) else []
         parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
-        known[id(node)] = 1 + sum(_count(part, known) for part in parts)
+        known[id(node)] = 1 + sum(_count(part, known, path) for part in parts)
     return known[id(node)]
 
 

@@ -19,13 +19,14 @@ PACKAGE = Path(_lightning.__file__).parent
 def test_the_installed_lightning_has_them_all(tmp_path: Path) -> None:
     from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
     from lightning.pytorch.cli import LightningCLI
+    from lightning.pytorch.core import saving
     from lightning.pytorch.loops.loop import _Loop
     from lightning.pytorch.tuner.lr_finder import _LRCallback
 
     run: Trainer = trainer(tmp_path)
     live = {
         Trainer: run, ModelCheckpoint: ModelCheckpoint(), LightningCLI: LightningCLI, _Loop: _Loop,
-        _LRCallback: _LRCallback(1), EarlyStopping: EarlyStopping("x"),
+        saving: saving, _LRCallback: _LRCallback(1), EarlyStopping: EarlyStopping("x"),
         type(run._checkpoint_connector): run._checkpoint_connector,
         type(run._signal_connector): run._signal_connector,
         type(run.fit_loop): run.fit_loop, type(run.fit_loop.epoch_loop): run.fit_loop.epoch_loop,

@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from mmcl_lightning._checkpoints import check_file, write_file
+from mmcl_lightning._structure import check_parts
 
 __all__ = ["WholeCheckpointIO", "keep_files_whole"]
 
@@ -34,11 +35,11 @@ class WholeCheckpointIO(TorchCheckpointIO):
         """Read what is not damaged.
 
         Raises:
-            ConfigError: If the checksums say that it is.
+            ConfigError: If the checksums say that it is, or a part is not what it should be.
         """
         if not _is_remote(path) and Path(path).is_file():
             check_file(path, "a checkpoint")
-        return super().load_checkpoint(path, *args, **kwargs)
+        return check_parts(super().load_checkpoint(path, *args, **kwargs), path)
 
 
 def keep_files_whole(trainer: Trainer) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmcl_lightning._files import whole_file
 from mmcl_lightning.errors import ConfigError, DataError
 
 __all__ = ["check_format", "check_text", "read_table", "write_table"]
@@ -49,9 +50,8 @@ def write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:
     Raises:
         DataError: If an array has more dimensions than Parquet's tables have, or a text is not UTF-8.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix.lower() == ".npz":
-        with open(path, "wb") as file:  # of a name, savez would change the ending .NPZ
+        with whole_file(path) as file:  # of a name, savez would change the ending .NPZ
             np.savez(file, **columns)  # type: ignore[arg-type]
         return
     arrow, parquet = _parquet()
@@ -66,7 +66,8 @@ def write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:
         found[name] = (
             arrow.FixedSizeListArray.from_arrays(flat, values.shape[1]) if values.ndim == 2 else flat
         )
-    parquet.write_table(arrow.table(found), path)
+    with whole_file(path) as file:
+        parquet.write_table(arrow.table(found), file)
 
 
 def read_table(path: Path) -> dict[str, NDArray[Any]]:

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from mmcl_lightning._loading import PlainlyLoaded
 from mmcl_lightning._options import check_choice, check_whole, is_whole
 from mmcl_lightning.datamodules.datasets import (
     BatchedViews,
@@ -39,7 +40,7 @@ from mmcl_lightning.transforms.images import PixelImage, channel_count
 __all__ = ["SSLDataModule", "Splits"]
 
 
-class SSLDataModule(LightningDataModule):
+class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  # also takes strict
     """Loaders for contrastive training, the k-NN readout and prediction over one data set.
 
     A subclass says which images there are (:meth:`load_splits`), which transforms it uses by default

@@ -8,6 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 
 from mmcl_lightning.errors import ConfigError, DataError
@@ -47,9 +48,9 @@ def sorted_names(labels: Iterable[str]) -> list[str]:
     names = sorted(set(labels))
     if not all(_NUMBER.fullmatch(name) for name in names):
         return names
-    by_value: dict[float, str] = {}
+    by_value: dict[Decimal, str] = {}  # a float has 16 digits, and numbers of images may have more
     for name in names:
-        other = by_value.setdefault(float(name), name)
+        other = by_value.setdefault(Decimal(name), name)
         if other != name:
             raise DataError(f"the labels {other!r} and {name!r} are one number: write them alike")
     return [by_value[value] for value in sorted(by_value)]

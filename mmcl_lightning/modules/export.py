@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
+import errno
+import os
 import tempfile
 from pathlib import Path
 from typing import Literal
 
 from torch import nn
 
-from mmcl_lightning._options import check_choice
+from mmcl_lightning._files import free_path
+from mmcl_lightning._options import check_choice, check_flags
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules.formats import FORMATS, Source, missing_packages
 from mmcl_lightning.modules.weight_files import read_backbone
@@ -24,6 +26,7 @@ def export_backbone(
     format: Literal["torchvision", "timm", "safetensors", "onnx", "huggingface"] = "torchvision",
     backbone: str | None = None,
     cifar_stem: bool | None = None,
+    overwrite: bool = False,
 ) -> str:
     """Write the backbone of a checkpoint alone, read it back by the library of the format, and compare h.
 
@@ -34,12 +37,13 @@ def export_backbone(
 
     Args:
         checkpoint: What :func:`read_backbone` reads.
-        out: File to write, which appears when it is whole and replaces one of its name; for
-            ``"huggingface"`` a folder that does not exist. None for ``backbone`` with the usual ending.
+        out: File to write, for ``"huggingface"`` a folder; it appears when it is whole, and must not exist.
+            None for ``backbone`` with the usual ending, or the first free one of ``backbone_2`` and so on.
         format: ``"torchvision"``; ``"timm"``, a state dict for ``timm.create_model``; ``"safetensors"``;
             ``"onnx"``, the network too; ``"huggingface"``, a folder for the hub, in timm's layout.
         backbone: Name of the network; None for what the checkpoint says.
         cifar_stem: Stem of a torchvision ResNet for small images; None for what the weights have.
+        overwrite: Replace a file of that name.
 
     Returns:
         One line: what was written, how to load it, and how far h differs.
@@ -50,16 +54,13 @@ def export_backbone(
         NumericalError: If what was written gives another h.
     """
     check_choice("format", format, FORMATS)
+    check_flags(overwrite=overwrite)
     chosen, file = FORMATS[format], read_backbone(checkpoint)
     if missing := missing_packages(chosen.needs):
         raise ConfigError(
             f'format {format!r} needs {" and ".join(missing)}: pip install "mmcl-lightning[export]"'
         )
-    target = Path(chosen.default if out is None else out)
-    if target.is_dir():
-        raise ConfigError(f"{target} is a folder: give the name of a file, or folder, to write")
-    if target.resolve() == Path(checkpoint).resolve():
-        raise ConfigError(f"{target} is the checkpoint itself: give another name to write to")
+    target = _target(checkpoint, out, chosen.default, overwrite)
     broken = [key for key, value in file.weights.items() if not value.isfinite().all()]
     if broken:
         raise ConfigError(
@@ -69,10 +70,33 @@ def export_backbone(
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as place:
         draft = Path(place) / target.name
-        said = chosen.write(source, draft)
-        shutil.move(draft, target)
+        try:
+            said = chosen.write(source, draft)
+        except Exception as error:
+            if "No space left on device" in str(error):  # of safetensors, which has an error of its own
+                raise OSError(errno.ENOSPC, "No space left on device", str(target)) from error
+            raise
+        os.replace(draft, target)
     stem = ", with the 3x3 stem of small images" if source.cifar_stem else ""
     return f"Wrote {target}: {len(file.weights)} tensors of {source.name or 'the backbone'}{stem}; {said}"
+
+
+def _target(checkpoint: str, out: str | None, default: str, overwrite: bool) -> Path:
+    """Return where to write.
+
+    Raises:
+        ConfigError: If something is there that must stay.
+    """
+    path = Path(default if out is None else out)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: give the name of a file, or folder, to write")
+    if os.path.realpath(path) == os.path.realpath(checkpoint):
+        raise ConfigError(f"{path} is the checkpoint itself: give another name to write to")
+    if not overwrite:
+        return free_path(out, default)
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        raise ConfigError(f"{path} is a link, a pipe or a device, which is never replaced: give another name")
+    return path
 
 
 def _source(checkpoint: str, backbone: str | None, cifar_stem: bool | None) -> Source:

@@ -16,6 +16,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from mmcl_lightning._checkpoints import write_file
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.modules.weight_files import EXPORTED, BackboneFile
@@ -106,7 +107,7 @@ class Source:
 
 
 def _torchvision(source: Source, out: Path) -> str:
-    torch.save(source.state(), out)
+    write_file(source.state(), out)
     read = f"read it with torch.load({out.name!r})"
     if source.network is None or source.cifar_stem or source.name not in torchvision.models.list_models():
         return read
@@ -119,7 +120,7 @@ def _torchvision(source: Source, out: Path) -> str:
 
 
 def _timm(source: Source, out: Path) -> str:
-    torch.save(source.state(), out)
+    write_file(source.state(), out)
     name = _timm_name(source)
     theirs = _timm_model(source, name, checkpoint_path=str(out))
     said = f"timm.create_model({name!r}, num_classes=0, checkpoint_path={out.name!r})"

@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from mmcl_lightning._loading import PlainlyLoaded
 from mmcl_lightning._options import check_choice
 from mmcl_lightning.batches import images_and_labels, names_of
 from mmcl_lightning.models import explained
@@ -17,7 +18,7 @@ from mmcl_lightning.modules.weights import backbone_from
 __all__ = ["PretrainedBackbone"]
 
 
-class PretrainedBackbone(LightningModule):
+class PretrainedBackbone(PlainlyLoaded, LightningModule):
     """A backbone from a file, for the representations of images: it is not trained.
 
     Args:

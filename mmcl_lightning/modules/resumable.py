@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,6 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmcl_lightning._checkpoints import check_file
 from mmcl_lightning._lightning import (
     has_tried_out,
     is_resumed,
@@ -21,8 +19,10 @@ from mmcl_lightning._lightning import (
     leave_finished_epoch,
     load_loader_states,
 )
+from mmcl_lightning._loading import PlainlyLoaded
 from mmcl_lightning._options import check_number
 from mmcl_lightning._specs import to_spec
+from mmcl_lightning._structure import kind_of
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.modules.preprocessing import compare_with_checkpoint
 
@@ -35,7 +35,7 @@ __all__ = ["ResumableModule", "restoring"]
 restoring: ContextVar[bool] = ContextVar("restoring", default=False)
 
 
-class ResumableModule(LightningModule):
+class ResumableModule(PlainlyLoaded, LightningModule):
     """Hands the loaders their state from the checkpoint, and never saves what is not finite.
 
     For modules whose ``configure_optimizers`` asks the trainer for the number of steps, and loaders that
@@ -71,18 +71,11 @@ class ResumableModule(LightningModule):
         self._lr = self._found_lr = value
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Rebuild the module from a checkpoint, a path, URL or open file.
-
-        No code of it is run, wherever it lies, unless ``weights_only=False`` lets it hold any objects; see
-        Lightning for the other arguments.
-        """
-        kwargs.setdefault("weights_only", True)  # which Lightning leaves out for URLs
-        if isinstance(checkpoint_path, (str, Path)) and Path(checkpoint_path).is_file():
-            check_file(checkpoint_path, "a checkpoint")
+    def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> Self:
+        """Rebuild the module; see :class:`~mmcl_lightning._loading.PlainlyLoaded`."""
         token = restoring.set(True)
         try:
-            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+            return super().load_from_checkpoint(*args, **kwargs)
         finally:
             restoring.reset(token)
 
@@ -164,6 +157,7 @@ class ResumableModule(LightningModule):
         }:  # of WeightAveraging the second
             weights = checkpoint[part].items()
             checkpoint[part] = {own.get(_uncompiled(key), key): value for key, value in weights}
+            _compare_types(checkpoint[part], self.state_dict())
 
     def planned_steps(self, schedule: str | None) -> float:
         """Return the optimizer steps of the run; infinity where nobody knows them, and nothing depends on it.
@@ -193,6 +187,17 @@ class ResumableModule(LightningModule):
         if size is None:
             return None
         return int(size) * self.trainer.world_size * self.trainer.accumulate_grad_batches
+
+
+def _compare_types(weights: dict[str, Any], own: dict[str, Any]) -> None:
+    """Raise :class:`ConfigError` for weights of another kind of numbers, which torch would make fit."""
+    for key in weights.keys() & own.keys():
+        types = [value.dtype for value in (weights[key], own[key]) if isinstance(value, torch.Tensor)]
+        if len(types) == 2 and kind_of(types[0]) != kind_of(types[1]):
+            raise ConfigError(
+                f"the weight {key} of the checkpoint is of the type {types[0]}, and the module's of "
+                f"{types[1]}: the file is damaged, or of another module"
+            )
 
 
 def _uncompiled(key: str) -> str:

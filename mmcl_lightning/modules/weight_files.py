@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from mmcl_lightning._checkpoints import read_file
+from mmcl_lightning._checkpoints import beginning, read_file
+from mmcl_lightning._structure import fault_of
+from mmcl_lightning._text import plain
 from mmcl_lightning.errors import ConfigError
 
 __all__ = ["EXPORTED", "BackboneFile", "counters", "read_backbone"]
@@ -101,13 +102,16 @@ def read_backbone(path: str) -> BackboneFile:
     Raises:
         ConfigError: If the file is missing or damaged, or holds no weights.
     """
-    content = _read_safetensors(path) if str(path).endswith(".safetensors") else read_file(path, "weights")
+    content = _read_safetensors(path) if _is_safetensors(path) else read_file(path, "weights")
     known = content if isinstance(content, dict) else {}
     places = {**{name: known[name] for name in _CONTAINERS if name in known}, "": known}
     held = {place: found for place, content in places.items() if (found := _tensors(content))}
     place, tensors = next(iter(held.items()), ("", {}))
     if not tensors:
         raise ConfigError(f"{path} holds no weights: neither a state_dict nor named tensors")
+    for key, value in tensors.items():
+        if (fault := fault_of(value)) is not None:
+            raise ConfigError(f"{path}: the weight {plain(key)} is {fault}; use another file")
     tensors = {key.replace("_orig_mod.", ""): value for key, value in tensors.items()}  # of torch.compile
     if all(key.startswith("module.") for key in tensors):  # of DistributedDataParallel
         tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
@@ -121,13 +125,22 @@ def read_backbone(path: str) -> BackboneFile:
     )  # fmt: skip
 
 
+def _is_safetensors(path: str) -> bool:
+    """Whether a file begins as safetensors does: with the length of the JSON that follows, and its brace."""
+    if not os.path.isfile(path):
+        return str(path).endswith(".safetensors")
+    begin = beginning(path, 9)
+    length = int.from_bytes(begin[:8], "little")
+    return begin[8:] == b"{" and length + 8 <= os.path.getsize(path)
+
+
 def _read_safetensors(path: str) -> dict[str, Tensor]:
     """Read a file of safetensors as a state dict, which has what the file tells as an attribute.
 
     Raises:
         ConfigError: If it is missing or damaged.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     if not os.path.isfile(path):
         raise ConfigError(f"there is no file {path}: give the path of an existing file")
@@ -135,8 +148,8 @@ def _read_safetensors(path: str) -> dict[str, Tensor]:
         with safe_open(path, "pt") as file:
             weights = OrderedDict((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118
             told = json.loads((file.metadata() or {}).get(EXPORTED, "{}"))
-    except (SafetensorError, ValueError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read as weights ({error}): it is damaged") from error
+    except Exception as error:  # also of the depth of its JSON, or a type that torch lacks
+        raise ConfigError(f"{path} cannot be read as weights of safetensors: it is damaged") from error
     setattr(weights, EXPORTED, told if isinstance(told, dict) else {})
     return weights
 
@@ -144,12 +157,7 @@ def _read_safetensors(path: str) -> dict[str, Tensor]:
 def _tensors(place: Any) -> dict[str, Tensor]:
     """Return the tensors by name of what may be a state dict."""
     named = place.items() if isinstance(place, dict) else []
-    return {k: v for k, v in named if isinstance(k, str) and isinstance(v, Tensor) and _is_plain(v)}
-
-
-def _is_plain(value: Tensor) -> bool:
-    """Whether a tensor has its values in memory, one by one."""
-    return value.layout == torch.strided and not value.is_meta
+    return {k: v for k, v in named if isinstance(k, str) and isinstance(v, Tensor)}
 
 
 def counters(keys: Iterable[str]) -> set[str]:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from mmcl_lightning._checkpoints import check_file
-from mmcl_lightning._files import free_path
+from mmcl_lightning._files import free_path, whole_file
 from mmcl_lightning._options import check_choice, check_whole
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.negatives.files import write_files
@@ -81,8 +81,9 @@ def draw_negatives(
     found = find_support_vectors(trainer, model, chosen)
     weights = "random weights" if ckpt_path is None else str(Path(*Path(ckpt_path).parts[-4:]))
     note = f"{weights}, {views} views"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found.draw(selection, note).save(path)
+    drawn = found.draw(selection, note)
+    with whole_file(path) as file:
+        drawn.save(file, "PNG")
     shown = write_files(found, selection, path, ckpt_path)
     print("\n".join(found.describe()))
     print(f"Wrote {path}, {', '.join(str(file) for file in shown)}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mmcl_lightning._files import whole_text, write_csv
 from mmcl_lightning.negatives.findings import Selection, SupportVectors
 from mmcl_lightning.svm.negatives import at_bound, is_support
 
@@ -45,17 +46,19 @@ def write_files(
         "queries": [_row(found, selection, query) for query in found.choose_queries(selection.queries)],
     }
     files = [path.with_suffix(".json"), path.with_suffix(".csv")]
-    files[0].write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    with files[1].open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file)
-        writer.writerow(("query", "query_path", "query_target", *_FIELDS))
-        for query in range(len(found.images)):
-            support = is_support(found.alpha[query]).nonzero().squeeze(1).tolist()
-            entries = [_entry(found, query, j) for j in support]
-            images = found.images
-            own = [int(images.positions[query]), images.path(query), int(images.targets[query])]
-            writer.writerows([*own, *entry.values()] for entry in entries)
+    with whole_text(files[0]) as file:
+        file.write(json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    write_csv(files[1], ("query", "query_path", "query_target", *_FIELDS), _support_vectors(found))
     return files
+
+
+def _support_vectors(found: SupportVectors) -> Iterator[tuple[Any, ...]]:
+    """Return a row for every support vector."""
+    images = found.images
+    for query in range(len(images)):
+        own = (int(images.positions[query]), images.path(query), int(images.targets[query]))
+        for candidate in is_support(found.alpha[query]).nonzero().squeeze(1).tolist():
+            yield (*own, *_entry(found, query, candidate).values())
 
 
 def _row(found: SupportVectors, selection: Selection, query: int) -> dict[str, Any]:

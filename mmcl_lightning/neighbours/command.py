@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmcl_lightning._files import free_path
+from mmcl_lightning._files import free_path, whole_file, write_csv
 from mmcl_lightning.datamodules.pictures import PictureReader
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.negatives.drawing import BLUE, GREEN, ORANGE, Tile, draw_grid
@@ -54,19 +52,21 @@ def neighbours(arguments: list[str]) -> None:
     # Before any file is written: an image may be missing.
     drawn = None if picture is None else _draw(images, queries, similarity, index, options)
     print(f"similarity of an image to its nearest: {similarity[:, 0].median():.4f} in the median")
-    _write(out, ("query", "rank", "neighbour", "similarity"), _neighbours(images, queries, similarity, index))
+    write_csv(
+        out, ("query", "rank", "neighbour", "similarity"), _neighbours(images, queries, similarity, index)
+    )
     written = [out]
     if duplicates is None:
         print(f"more than 100,000 pairs are as similar as {options.duplicates}: raise --duplicates")
     else:
         written.append(out.with_suffix(".duplicates.csv"))
         rows = _duplicates(images, *duplicates)
-        _write(written[-1], ("first", "second", "similarity", "first_split", "second_split"), rows)
+        write_csv(written[-1], ("first", "second", "similarity", "first_split", "second_split"), rows)
         of = f"{len(options.query)} queries" if options.query else f"{len(images.paths)} images"
         _say(rows, of, options.duplicates)
     if picture is not None and drawn is not None:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        drawn.save(picture)
+        with whole_file(picture) as file:
+            drawn.save(file, "PNG")
         written.append(picture)
     print(f"Wrote {', '.join(str(path) for path in written)}")
 
@@ -177,17 +177,3 @@ def _pixels(read: PictureReader, path: Path) -> Tensor:
         image = Image.fromarray(rgb.permute(1, 2, 0).numpy())
     image.thumbnail((_SIDE, _SIDE))
     return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
-
-
-def _write(path: Path, head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
-    """Write a table, all of it or nothing; names of files keep their bytes, whatever their encoding."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.tmp")
-    try:
-        with draft.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            writer = csv.writer(file)
-            writer.writerow(head)
-            writer.writerows(rows)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mmcl_lightning._files import whole_file
 from mmcl_lightning._text import plain
 from mmcl_lightning.studies.columns import Column
 from mmcl_lightning.studies.groups import Group
@@ -56,8 +57,7 @@ def plot_curves(groups: Sequence[Group], columns: Sequence[Column], path: Path) 
     figure.legend(
         handles.values(), handles, loc="outside lower left", ncols=across, frameon=False, fontsize=9
     )
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    _save(figure, path)
     return True
 
 
@@ -91,9 +91,17 @@ def plot_ends(groups: Sequence[Group], columns: Sequence[Column], path: Path) ->
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_yticks(range(len(groups)), names)
     axes[0][0].set_ylim(len(groups) - 0.5, -0.5)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    _save(figure, path)
     return True
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write a figure, and let go of it."""
+    try:
+        with whole_file(path) as file:
+            figure.savefig(file, dpi=130, format="png")
+    finally:
+        _pyplot().close(figure)
 
 
 def _draw_band(axis: Any, curves: Any, place: int, unit: float, style: dict[str, Any]) -> Any:

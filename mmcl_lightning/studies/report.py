@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from mmcl_lightning._files import whole_text
 from mmcl_lightning._text import markdown
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record, read_records
@@ -63,6 +66,8 @@ def write_report(
     """
     if out.suffix != ".md":
         raise ConfigError(f"the report is Markdown: --out must end in .md, got {out}")
+    if os.path.lexists(out) and not _is_report(out):
+        raise ConfigError(f"{out} exists and is no report of runs: give another --out, or remove it")
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
     chosen = ((path, record) for path, record in read_records(folder) if only is None or path in only)
@@ -76,7 +81,6 @@ def write_report(
     finished, rest = finished_and_others(records)
     rest += missing
     shown = metrics or _usual(known)
-    out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = (
         f", {len(records) - len(finished)} of which do not count" if len(finished) < len(records) else ""
     )
@@ -104,8 +108,18 @@ def write_report(
     if rest:
         parts.append("## Not counted\n\n" + "\n".join(f"* {markdown(line)}" for line in rest) + "\n")
     text = "\n".join(parts)
-    out.write_text(text, encoding="utf-8")
+    with whole_text(out) as file:
+        file.write(text)
     return text
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a file is one that :func:`write_report` wrote, and may write anew."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        begin = file.read(10_000).decode(errors="replace")
+    return re.search(r"^Made of \d+ records of runs in ", begin, re.MULTILINE) is not None
 
 
 def _usual(known: Collection[str]) -> list[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcl_lightning._checkpoints import has_good
+from mmcl_lightning._files import whole_text
 from mmcl_lightning._options import check_whole
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record
@@ -169,7 +170,8 @@ class Sweep:
     def _call(self, run: Run) -> int:
         folder = self.folder / run.name
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "arguments.json").write_text(json.dumps(self._arguments(run)) + "\n")
+        with whole_text(folder / "arguments.json") as file:
+            file.write(json.dumps(self._arguments(run)) + "\n")
         threads = max(1, (os.cpu_count() or 1) // self.parallel)
         environment = dict(os.environ)
         if not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & environment.keys():

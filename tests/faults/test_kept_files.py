@@ -17,7 +17,7 @@ import torch
 from runs import mmcl, shapes, simclr, trainer
 
 from mmcl_lightning import MMCL
-from mmcl_lightning._checkpoints import check_file, damage, newest_good, write_file
+from mmcl_lightning._checkpoints import check_file, damage, has_good, newest_good, write_file
 from mmcl_lightning._files import whole_file
 from mmcl_lightning.callbacks import ResumableCheckpoint
 from mmcl_lightning.cli import main
@@ -77,6 +77,21 @@ def test_last_is_the_newest_good_one_and_names_the_bad(
     good.unlink()
     with pytest.raises(ConfigError, match=r"no run with a checkpoint that can be read \(1 cannot\)"):
         newest_good(tmp_path)
+
+
+@pytest.mark.parametrize("leads", ["nowhere", "last.ckpt", "/"])
+def test_last_passes_over_a_link_that_leads_to_no_file(
+    leads: str, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "version_0" / "checkpoints"
+    folder.mkdir(parents=True)
+    good, link = folder / "epoch=0-step=4.ckpt", folder / "last.ckpt"
+    shutil.copy(saved, good)
+    os.utime(good, (1e9, 1e9))
+    link.symlink_to(leads)
+    assert has_good(tmp_path)
+    assert newest_good(tmp_path)[0] == str(good)
+    assert f"warning: there is no checkpoint {link}" in capsys.readouterr().err
 
 
 def test_a_flipped_byte_is_found_on_every_way_in(saved: Path, tmp_path: Path) -> None:

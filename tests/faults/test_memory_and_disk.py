@@ -6,13 +6,14 @@ import errno
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from mmcl_lightning._messages import plain_message
+from mmcl_lightning._messages import filter_warnings, plain_message
 from mmcl_lightning.cli import main
 
 QUICK = [
@@ -56,6 +57,21 @@ def test_without_a_file_the_disks_are_named(monkeypatch: pytest.MonkeyPatch, tmp
     assert said is not None
     assert said.startswith("No space left on device: . lies on a disk with ")
     assert f" and {tmp_path} lies on a disk with " in said
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_a_thread_leaves_a_full_disk_to_the_process(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write() -> None:  # as TensorBoard's thread does
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("threading.excepthook", threading.__excepthook__)
+    filter_warnings()
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    assert ("Traceback" in capsys.readouterr().err) == (number == errno.EACCES)
 
 
 class Deadly(Dataset[int]):
