@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from mmcl_lightning.datamodules.base import SSLDataModule
     from mmcl_lightning.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
     from mmcl_lightning.datamodules.image_folder import ImageFolderDataModule
+    from mmcl_lightning.datamodules.images import ImageDataModule
     from mmcl_lightning.datamodules.shapes import ShapesDataModule
     from mmcl_lightning.datamodules.splits import Splits
     from mmcl_lightning.datamodules.stl10 import STL10DataModule
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "ImageDataModule",
     "ImageFolderDataModule",
     "SSLDataModule",
     "STL10DataModule",
@@ -27,6 +29,7 @@ __all__ = [
 _HOMES = {
     "CIFAR10DataModule": "cifar",
     "CIFAR100DataModule": "cifar",
+    "ImageDataModule": "images",
     "ImageFolderDataModule": "image_folder",
     "SSLDataModule": "base",
     "STL10DataModule": "stl10",
