@@ -14,8 +14,7 @@ import mmcl_lightning
 
 #: Names that users may rely on. A removal breaks their code: deprecate first, and say so in CHANGELOG.md.
 PUBLIC = {
-    "batches": "class_indices concatenate image_count images_and_labels item_count labels_of map_tensors "
-    "names_of split views_of",
+    "batches": "class_indices clean_views image_count images_and_labels labels_of names_of views_of",
     "callbacks": "Ledger OnlineKNN Readouts RepresentationWriter ResumableCheckpoint SVMSolverCallback "
     "Throughput",
     "cli": "main",
@@ -23,7 +22,7 @@ PUBLIC = {
     "STL10DataModule ShapesDataModule Splits",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
-    "features": "FeaturePass collect_features encode evaluating feature_pass",
+    "features": "FeaturePass collect_features encode evaluating feature_pass pictures_of",
     "kernels": "Intersection Kernel Linear Polynomial RBF Tanh squared_distances",
     "ledger": "Metric Record commit config_hash hardware peak_memory read_records",
     "losses": "Contrast ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss Hard HardNegativeMixing "
@@ -38,7 +37,7 @@ PUBLIC = {
     "PretrainingModule SimCLR export_backbone",
     "negatives": "HeldOutImages Selection SupportVectors choose_images find_support_vectors mmcl_criterion",
     "neighbours": "near_duplicates nearest_neighbours",
-    "optim": "LARS WarmupConstant WarmupCosine WarmupLinear parameter_groups scale_learning_rate",
+    "optim": "LARS WarmupConstant WarmupCosine WarmupLinear WarmupSteps parameter_groups scale_learning_rate",
     "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout "
     "SupportVectorGrid",
     "recipes": "find_recipe layers read_recipe read_yaml recipe_folder recipe_names",
@@ -48,6 +47,7 @@ PUBLIC = {
     "svm.solvers": "Exact Inverse ProjectedGradient Solver",
     "transforms": "CIFAR_MEAN CIFAR_STD CentralCrop EvalTransform GaussianBlur ImageTransform MultiView "
     "SimCLRTransform",
+    "views": "all_tensors concatenate cut is_view item_count map_tensors mean_over_views shape_of split",
 }
 #: Whose arguments are said elsewhere, or are those of a base class.
 ELSEWHERE = {"read_recipe", "knn_predict", "squared_distances"}

@@ -21,6 +21,7 @@ __all__ = [
     "SubsetSource",
     "balanced_subset",
     "first_readable",
+    "grouped_subset",
     "take_subset",
     "with_labels",
     "without_labels",
@@ -159,6 +160,28 @@ class JoinedSource(Source):
         """Return which source item ``index`` is of, and its position there."""
         which = int(np.searchsorted(self._ends, index, side="right"))
         return which, index - (int(self._ends[which - 1]) if which else 0)
+
+
+def grouped_subset(targets: IntArray, groups: IntArray | None, size: int, seed: int) -> IntArray:
+    """Choose items as :func:`balanced_subset` does, but groups as a whole, until they have ``size`` items.
+
+    Args:
+        targets: Class indices, shape ``(N,)``; those of a group's first item count for the group.
+        groups: Number of each item's group, shape ``(N,)``, or None where each item is one.
+        size: How many to choose, at least; at most N.
+        seed: The choice is a function of this alone.
+
+    Returns:
+        Sorted positions, of as many items as the last group needs.
+    """
+    if groups is None:
+        return balanced_subset(targets, size, seed)
+    _, first, of_item, counts = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+    for number in range(1, len(first) + 1):
+        chosen = balanced_subset(targets[first], number, seed)
+        if counts[chosen].sum() >= size:
+            break
+    return np.flatnonzero(np.isin(of_item, chosen))
 
 
 def balanced_subset(targets: IntArray, size: int, seed: int) -> IntArray:

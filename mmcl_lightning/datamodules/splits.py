@@ -13,7 +13,7 @@ import numpy as np
 from mmcl_lightning.datamodules.sources import (
     JoinedSource,
     Source,
-    balanced_subset,
+    grouped_subset,
     take_subset,
     without_labels,
 )
@@ -41,6 +41,7 @@ class Splits:
     def hold_out(self, size: int, seed: int) -> Splits:
         """Put ``size`` labelled training images, equally many of each class, in the place of the test images.
 
+        Of sources with groups whole groups are taken, and so perhaps a few images more.
         They leave the training; where that is on more than the labelled images, all stay, without labels.
 
         Raises:
@@ -51,7 +52,11 @@ class Splits:
         labelled = len(self.bank)
         if size >= labelled:
             raise ConfigError(f"validation_subset is {size}, but there are only {labelled} labelled images")
-        chosen = balanced_subset(self.bank.targets, size, seed)
+        chosen = grouped_subset(self.bank.targets, self.bank.groups, size, seed)
+        if len(chosen) == labelled:
+            raise ConfigError(
+                f"validation_subset is {size}, and whole groups of so many leave nothing to train on"
+            )
         validation = self.bank.subset(chosen)
         rest = self.bank.subset(np.setdiff1d(np.arange(labelled), chosen))
         pretrain = rest if self.pretrain is self.bank else without_labels(self.pretrain)
