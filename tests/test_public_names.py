@@ -19,7 +19,7 @@ PUBLIC = {
     "Throughput",
     "cli": "main",
     "datamodules": "CIFAR100DataModule CIFAR10DataModule ImageDataModule ImageFolderDataModule SSLDataModule "
-    "STL10DataModule ShapesDataModule Splits",
+    "STL10DataModule ShapesDataModule Splits UCF101DataModule",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "features": "FeaturePass collect_features encode evaluating feature_pass pictures_of",
@@ -30,7 +30,7 @@ PUBLIC = {
     "WeightedContrastiveLoss Weights",
     "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment effective_k "
     "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores logistic_path rankme "
-    "sharded_knn_accuracy uniformity",
+    "recall_at_k sharded_knn_accuracy uniformity",
     "models": "Conv4 ProjectionHead build_backbone explained feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
     "LOGISTIC_PROTOCOLS LinearEvaluation LogisticEvaluation LogisticProtocol MMCL MoCo PretrainedBackbone "
@@ -38,7 +38,7 @@ PUBLIC = {
     "negatives": "HeldOutImages Selection SupportVectors choose_images find_support_vectors mmcl_criterion",
     "neighbours": "near_duplicates nearest_neighbours",
     "optim": "LARS WarmupConstant WarmupCosine WarmupLinear WarmupSteps parameter_groups scale_learning_rate",
-    "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout "
+    "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout Retrieval "
     "SupportVectorGrid",
     "recipes": "find_recipe layers read_recipe read_yaml recipe_folder recipe_names",
     "studies": "Study Sweep Variant write_report",

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from mmcl_lightning.batches import clean_views
 from mmcl_lightning.distributed import gather_objects, layout
-from mmcl_lightning.errors import ConfigError, DataError, ShapeError
+from mmcl_lightning.errors import ConfigError, DataError, NumericalError, ShapeError
 from mmcl_lightning.features._sharing import every_nth, share_batches
 from mmcl_lightning.metrics import FeatureShard, gather_in_order
 from mmcl_lightning.models import explained
@@ -222,6 +222,8 @@ class _Rows:
             data[: self.count] = self.data[: self.count]
             self.data = data
         self.data[self.count : stop] = rows
+        if self.data.dtype != rows.dtype and self.data.dtype.itemsize < 4:
+            _check_kept(rows, self.data[self.count : stop])
         self.count = stop
 
     @property
@@ -258,6 +260,16 @@ def _assemble(
         int(sizes.sum()),
         sum(labelled for _, labelled, _ in found),
     )
+
+
+def _check_kept(rows: Tensor, kept: Tensor) -> None:
+    """Refuse rows that halves do not hold, such as those of an untrained network of videos."""
+    lost = int(((kept == 0).all(1) & (rows != 0).any(1)).sum()) if rows.ndim == 2 else 0
+    if lost:
+        raise NumericalError(
+            f"{lost} of {len(rows)} rows of features are zeros in {kept.dtype}: their largest entry is "
+            f"{float(rows.abs().max()):.1g}; set readouts.bank_dtype to float32"
+        )
 
 
 def _rows_of(features: Tensor, count: int, module: LightningModule) -> Tensor:

@@ -106,6 +106,8 @@ class ClassifierModule(ResumableModule):
         replace_hyperparameters(self, to_spec({**self.hparams, **source, "checkpoint": checkpoint}))
         self.classifier: nn.Linear | None
         self.register_module("classifier", None)  # made when the number of classes is known
+        self.feature_norm: nn.BatchNorm1d | None
+        self.register_module("feature_norm", None)  # likewise, where the protocol has it
         self.curve: list[tuple[int, int, float]] = []  # (epochs, steps, top1): survives a resume
         self.described = ""  # the protocol as it is run, in words
         self.protocol_texts: dict[str, str] = {}  # the same for the ledger, by the name of its number
@@ -244,6 +246,8 @@ class ClassifierModule(ResumableModule):
         """Return the scores ``(B, classes)`` of representations ``(B, F)``."""
         if self.classifier is None:
             raise ConfigError("there is no classifier yet: a trainer makes it, or load_from_checkpoint")
+        if self.feature_norm is not None:
+            h = self.feature_norm(F.normalize(h, dim=1, eps=1e-18))  # untrained networks have tiny features
         scores: Tensor = self.classifier(h)
         return scores
 
@@ -360,9 +364,11 @@ class ClassifierModule(ResumableModule):
 
     def _make_classifier(self, classes: int) -> None:
         self.classifier = nn.Linear(feature_dim(self.backbone), classes, device=self.device)
-        if self.protocol.zero_init:
-            nn.init.zeros_(self.classifier.weight)
+        if self.protocol.init_std is not None:
+            nn.init.normal_(self.classifier.weight, std=self.protocol.init_std)
             nn.init.zeros_(self.classifier.bias)
+        if self.protocol.batch_norm:
+            self.feature_norm = nn.BatchNorm1d(feature_dim(self.backbone), device=self.device)
 
 
 def _divisor(length: int, most: int) -> int:

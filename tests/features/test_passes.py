@@ -29,7 +29,7 @@ from torch.utils.data import (
 
 from mmcl_lightning.batches import images_and_labels
 from mmcl_lightning.distributed import layout
-from mmcl_lightning.errors import DataError, ShapeError
+from mmcl_lightning.errors import DataError, NumericalError, ShapeError
 from mmcl_lightning.features import FeaturePass, feature_pass
 from mmcl_lightning.features._sharing import share_batches
 from mmcl_lightning.metrics import gather_in_order
@@ -316,3 +316,13 @@ def test_several_views_are_averaged() -> None:
 
 def pictures(images: Tensor) -> Tensor:
     return nn.functional.interpolate(images, (32, 32), mode="bilinear", antialias=True)
+
+
+def test_rows_that_halves_do_not_hold_are_refused() -> None:
+    module, trainer = Mean(), SimpleNamespace(precision_plugin=Precision())
+    batches = [(IMAGE * 1e-12, torch.zeros(2, dtype=torch.long))]
+    assert feature_pass(trainer, module, batches).features["h"].abs().max() > 0
+    with pytest.raises(
+        NumericalError, match=r"2 of 2 rows of features are zeros in torch\.float16: .*set readouts"
+    ):
+        feature_pass(trainer, module, batches, dtype=torch.float16)
