@@ -53,7 +53,7 @@ def test_clips_of_any_size(shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 32, 32), (2, 3, 8, 31, 32), (2, 3, 32, 32)])
 def test_clips_that_are_too_small(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ShapeError, match="s3d takes clips .* of 5 frames and 32 x 32 pixels or more, got"):
+    with pytest.raises(ShapeError, match=r"s3d takes clips .* of 5 frames and 32 x 32 pixels or more, got"):
         S3D()(torch.rand(shape))
 
 
@@ -72,5 +72,5 @@ def test_running_statistics_follow() -> None:
 def test_options() -> None:
     with pytest.raises(ConfigError, match="no published weights for 's3d'"):
         build_backbone("s3d", pretrained=True)
-    with pytest.raises(ConfigError, match="s3d takes clips of 3 channels, got in_channels=2"):
+    with pytest.raises(ConfigError, match=r"s3d takes clips of 3 channels, got in_channels=2"):
         build_backbone("s3d", in_channels=2)
