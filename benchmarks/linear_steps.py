@@ -42,7 +42,7 @@ def accuracy(parts: list[Tensor], protocol: str, steps: int, seed: int) -> float
     x, y, queries, labels = parts
     torch.manual_seed(seed)
     rules, layer = EVALUATION_PROTOCOLS[protocol], nn.Linear(x.shape[1], CLASSES)
-    if rules.zero_init:
+    if rules.init_std == 0:
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
     built = rules.optimize(layer.parameters(), None, rules.weight_decay, rules.batch_size, steps)

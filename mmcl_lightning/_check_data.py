@@ -15,7 +15,7 @@ from mmcl_lightning._files import free_path, write_csv
 from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning._text import plain
-from mmcl_lightning.datamodules import ImageFolderDataModule, SSLDataModule
+from mmcl_lightning.datamodules import ImageDataModule, ImageFolderDataModule, SSLDataModule
 from mmcl_lightning.datamodules.checking import Finding, check_pictures
 from mmcl_lightning.datamodules.tree import scan_tree
 from mmcl_lightning.errors import ConfigError
@@ -92,7 +92,9 @@ def check_data(arguments: list[str]) -> None:
         "duplicates or odd. The code is 1 if one is damaged or empty.",
     )
     known = {
-        name for kind in (ImageFolderDataModule, SSLDataModule) for name in inspect.signature(kind).parameters
+        name
+        for kind in (ImageFolderDataModule, ImageDataModule, SSLDataModule)
+        for name in inspect.signature(kind).parameters
     }
     parser.add_argument("root", metavar="ROOT", help="the folder")
     parser.add_function_arguments(check_folder, skip={"data"})

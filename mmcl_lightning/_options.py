@@ -22,6 +22,7 @@ __all__ = [
     "check_whole",
     "is_number",
     "is_whole",
+    "missing_extra",
 ]
 
 
@@ -74,6 +75,17 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
         *most, last = map(repr, known)
         words = f"{', '.join(most)} or {last}" if most else last
         raise ConfigError(f"{name} must be {words}, got {value!r}")
+
+
+def missing_extra(user: str, package: str, extra: str) -> ConfigError:
+    """Return the error that says which extra of this package to install.
+
+    Args:
+        user: What needs it.
+        package: Name of the package that is missing.
+        extra: Name of the extra that brings it.
+    """
+    return ConfigError(f'{user} needs {package}: pip install "mmcl-lightning[{extra}]"')
 
 
 def arguments_of(thing: Any) -> dict[str, Any]:

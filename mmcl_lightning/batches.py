@@ -6,24 +6,22 @@ mapping with these under their usual names. What follows the labels, such as fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmcl_lightning.errors import DataError, ShapeError
+from mmcl_lightning.views import is_view, item_count, shape_of
 
 __all__ = [
     "class_indices",
-    "concatenate",
+    "clean_views",
     "image_count",
     "images_and_labels",
-    "item_count",
     "labels_of",
-    "map_tensors",
     "names_of",
-    "split",
     "views_of",
 ]
 
@@ -31,10 +29,11 @@ _VIEW_KEYS = ("views", "image", "images", "x")
 _IMAGE_KEYS = ("image", "images", "x")
 _NAME_KEYS = ("name", "path", "file", "filename", "index")
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
+_ONE_VIEW = "expected a batch (images, labels) or {'image': ..., 'label': ...} with one tensor of images"
 
 
 def views_of(batch: Any, count: int = 2) -> list[Any]:
-    """Return the views of a batch, each of B items: a tensor ``(B, ...)``, or a nesting of such tensors.
+    """Return the views of a batch, each of B items; see :mod:`mmcl_lightning.views` for what a view is.
 
     Args:
         batch: ``(views, ...)`` with views a list of ``count``, or a mapping with such a list under
@@ -52,10 +51,7 @@ def views_of(batch: Any, count: int = 2) -> list[Any]:
             f"a batch must start with a list of {number} views, each (B, 3, H, W); got {got}"
             + (": the transform must give both views of an image" if isinstance(views, Tensor) else "")
         )
-    leaves = [list(_leaves(view)) for view in views]
-    if not all(
-        parts and all(isinstance(part, Tensor) and part.ndim > 0 for part in parts) for parts in leaves
-    ):
+    if not all(map(is_view, views)):
         kinds = ", ".join(type(view).__name__ for view in views)
         raise ShapeError(
             f"every view must be a tensor (B, 3, H, W), got {kinds}: end the transform with one to a tensor"
@@ -65,92 +61,64 @@ def views_of(batch: Any, count: int = 2) -> list[Any]:
             f"views must be floating-point, got {', '.join(str(view.dtype) for view in views)}: let the "
             "transform turn pixels into numbers in [0, 1]"
         )
-    shapes = [[part.shape for part in parts] for parts in leaves]
+    shapes = [shape_of(view) for view in views]
     if any(other != shapes[0] for other in shapes):
-        words = ", ".join(" and ".join(str(tuple(shape)) for shape in parts) for parts in shapes)
+        words = ", ".join(map(_words, shapes))
         raise ShapeError(
             f"all views must have one shape, got {words}: let the transform make them of one size"
         )
     return list(views)
 
 
-def item_count(view: Any) -> int:
-    """Return the number of items of a view.
-
-    Args:
-        view: A tensor ``(B, ...)``, or lists, tuples and mappings of such.
-    """
-    return len(next(iter(_leaves(view))))
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], view: Any) -> Any:
-    """Apply a function to the tensors of a view, and keep how they are nested.
-
-    Args:
-        function: From tensor to tensor.
-        view: A tensor, or lists, tuples and mappings of such.
-    """
-    return _map(lambda parts: function(parts[0]), [view])
-
-
-def concatenate(views: Sequence[Any]) -> Any:
-    """Join views of the same structure into one, their items one after the other.
-
-    Args:
-        views: Each a tensor ``(b, ...)``, or lists, tuples and mappings of such.
-    """
-    return _map(torch.cat, views)
-
-
-def split(view: Any, size: int) -> list[Any]:
-    """Cut a view into parts of ``size`` items, the last one perhaps smaller.
-
-    No item is left alone where the part before it can give one: batch norm needs two.
-
-    Args:
-        view: A tensor ``(B, ...)``, or lists, tuples and mappings of such.
-        size: Items of a part, >= 1.
-    """
-    count = item_count(view)
-    ends = [*range(size, count, size), count]
-    if size > 2 and count > size and count % size == 1:
-        ends[-2] -= 1
-
-    def part(start: int, end: int) -> Any:
-        return map_tensors(lambda x: x[start:end], view)
-
-    return [part(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def images_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
-    """Return images ``(B, ...)`` and labels ``(B,)``, int64, -1 where the batch has none.
+def images_and_labels(batch: Any) -> tuple[Any, Tensor]:
+    """Return images ``(B, ...)``, or a view of another kind, and labels ``(B,)``, int64, -1 without labels.
 
     Args:
         batch: ``(images, labels, ...)``, images alone, or a mapping with ``image`` and ``label`` (or
             ``images``, ``x``; ``labels``, ``target``, ``targets``, ``y``).
 
     Raises:
-        DataError: If there is no image, or labels are not integers.
+        DataError: If there is no image, there are several views, or labels are not integers.
         ShapeError: If there is not one label per image.
     """
-    images, labels = _first(batch, _IMAGE_KEYS), labels_of(batch)
-    if not isinstance(images, Tensor) or images.ndim == 0:
+    found = _first(batch, _IMAGE_KEYS)
+    if isinstance(found, list | tuple) and len(found) > 1:
+        raise DataError(f"{_ONE_VIEW}, got {len(found)} views")
+    views, labels = clean_views(batch)
+    return views[0], labels
+
+
+def clean_views(batch: Any) -> tuple[list[Any], Tensor]:
+    """Return the views of the items that are judged, one or several of each, and labels ``(B,)``, int64.
+
+    Args:
+        batch: As for :func:`images_and_labels`, with one view or a list of V views, such as ten crops of
+            each image, of which the mean is to be taken.
+
+    Raises:
+        DataError: If there is no view, or labels are not integers.
+        ShapeError: If the views differ in shape, or there is not one label per item.
+    """
+    found, labels = _first(batch, _IMAGE_KEYS), labels_of(batch)
+    views = list(found) if isinstance(found, list | tuple) else [found]
+    if not views or not all(map(is_view, views)):
         if isinstance(batch, Mapping):
-            found = f"keys {sorted(map(str, batch))}"
-        elif isinstance(images, list | tuple):
-            found = f"{len(images)} views"
+            got = f"keys {sorted(map(str, batch))}"
+        elif isinstance(found, list | tuple):
+            got = f"a list of {', '.join(type(view).__name__ for view in views) or 'nothing'}"
         else:
-            found = type(images).__name__
-        raise DataError(
-            "expected a batch (images, labels) or {'image': ..., 'label': ...} with one tensor of images, "
-            f"got {found}"
-        )
+            got = type(found).__name__
+        raise DataError(f"{_ONE_VIEW}, got {got}")
+    shapes = [shape_of(view) for view in views]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ShapeError(f"all views of a batch must have one shape, got {', '.join(map(_words, shapes))}")
+    count = item_count(views[0])
     if labels is None:
-        return images, torch.full((len(images),), -1, device=images.device)
+        return views, torch.full((count,), -1, device=getattr(views[0], "device", None))
     targets = class_indices(labels)
-    if len(targets) != len(images):
-        raise ShapeError(f"expected labels ({len(images)},), got ({len(targets)},)")
-    return images, targets
+    if len(targets) != count:
+        raise ShapeError(f"expected labels ({count},), got ({len(targets)},)")
+    return views, targets
 
 
 def class_indices(labels: Any) -> Tensor:
@@ -206,32 +174,11 @@ def image_count(batch: Any) -> int:
         batch: As for :func:`images_and_labels` or :func:`views_of`.
     """
     part = _first(batch, _VIEW_KEYS)
-    while isinstance(part, list | tuple | Mapping):
-        if not part:
-            return 0
-        part = next(iter(part.values())) if isinstance(part, Mapping) else part[0]
-    return len(part) if isinstance(part, Tensor) and part.ndim else 0
+    return item_count(part) if is_view(part) else 0
 
 
-def _map(function: Callable[[list[Tensor]], Tensor], views: Sequence[Any]) -> Any:
-    """Apply a function to the tensors that stand at one place of every view."""
-    first = views[0]
-    if isinstance(first, Mapping):
-        return {key: _map(function, [view[key] for view in views]) for key in first}
-    if isinstance(first, list | tuple):
-        return [_map(function, parts) for parts in zip(*views, strict=True)]
-    return function(list(views))
-
-
-def _leaves(view: Any) -> Iterator[Any]:
-    """Return what is nested in lists, tuples and mappings."""
-    if isinstance(view, Mapping):
-        view = list(view.values())
-    if not isinstance(view, list | tuple):
-        yield view
-        return
-    for part in view:
-        yield from _leaves(part)
+def _words(shape: Any) -> str:
+    return " and ".join(map(_words, shape)) if isinstance(shape, list) else str(shape)
 
 
 def _first(batch: Any, keys: tuple[str, ...]) -> Any:

@@ -81,6 +81,7 @@ TOOLS = {
     ),
     "embed": Tool(_later("_embed", "embed"), "write the representations of a folder of images"),
     "export": Tool(export, "write a backbone's weights alone"),
+    "flow": Tool(_later("_flow", "flow"), "write the optical flow of videos"),
     "negatives": Tool(_later("_trainer_cli", "negatives"), "draw which negatives count"),
     "neighbours": Tool(
         _later("neighbours.command", "neighbours"),

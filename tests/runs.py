@@ -23,6 +23,7 @@ from mmcl_lightning.readouts import (
     LinearProbe,
     LogisticRegression,
     Readout,
+    Retrieval,
     SupportVectorGrid,
 )
 
@@ -33,6 +34,7 @@ READOUTS: tuple[Callable[[], Readout], ...] = (
     functools.partial(KNN, k=5),
     LinearProbe,
     LogisticRegression,
+    functools.partial(Retrieval, ks=(1, 5)),
     functools.partial(SupportVectorGrid, images=8, queries=2),
 )
 #: Those that write pictures, and no value.
@@ -46,6 +48,7 @@ DATA_MODULES = {
     "ImageFolderDataModule": "test_image_folder.py",
     "STL10DataModule": "test_official_files.py",
     "ShapesDataModule": "test_shapes.py",
+    "UCF101DataModule": "test_ucf101.py",
 }
 
 

@@ -12,8 +12,9 @@ from runs import mmcl, simclr, trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mmcl_lightning.batches import concatenate, image_count, images_and_labels, labels_of, split, views_of
+from mmcl_lightning.batches import image_count, images_and_labels, labels_of, views_of
 from mmcl_lightning.errors import DataError, ShapeError
+from mmcl_lightning.views import concatenate, split
 
 A, B = torch.rand(4, 3, 16, 16), torch.rand(4, 3, 16, 16)
 LABELS = torch.arange(4)
@@ -142,4 +143,4 @@ def test_no_item_is_left_alone_where_another_can_go_with_it(
     view = {"a": torch.arange(count), "b": [torch.arange(2 * count).view(count, 2)]}
     parts = split(view, size)
     assert [len(part["a"]) for part in parts] == expected
-    assert torch.equal(concatenate(parts)["b"][0], view["b"][0])
+    assert torch.equal(concatenate(*parts)["b"][0], view["b"][0])

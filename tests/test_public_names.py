@@ -14,16 +14,15 @@ import mmcl_lightning
 
 #: Names that users may rely on. A removal breaks their code: deprecate first, and say so in CHANGELOG.md.
 PUBLIC = {
-    "batches": "class_indices concatenate image_count images_and_labels item_count labels_of map_tensors "
-    "names_of split views_of",
+    "batches": "class_indices clean_views image_count images_and_labels labels_of names_of views_of",
     "callbacks": "Ledger OnlineKNN Readouts RepresentationWriter ResumableCheckpoint SVMSolverCallback "
     "Throughput",
     "cli": "main",
-    "datamodules": "CIFAR100DataModule CIFAR10DataModule ImageFolderDataModule SSLDataModule STL10DataModule "
-    "ShapesDataModule Splits",
+    "datamodules": "CIFAR100DataModule CIFAR10DataModule ImageDataModule ImageFolderDataModule SSLDataModule "
+    "STL10DataModule ShapesDataModule Splits UCF101DataModule",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
-    "features": "FeaturePass collect_features encode evaluating feature_pass",
+    "features": "FeaturePass collect_features encode evaluating feature_pass pictures_of",
     "kernels": "Intersection Kernel Linear Polynomial RBF Tanh squared_distances",
     "ledger": "Metric Record commit config_hash hardware peak_memory read_records",
     "losses": "Contrast ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss Hard HardNegativeMixing "
@@ -31,15 +30,15 @@ PUBLIC = {
     "WeightedContrastiveLoss Weights",
     "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment effective_k "
     "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores logistic_path rankme "
-    "sharded_knn_accuracy uniformity",
+    "recall_at_k sharded_knn_accuracy uniformity",
     "models": "Conv4 ProjectionHead build_backbone explained feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
     "LOGISTIC_PROTOCOLS LinearEvaluation LogisticEvaluation LogisticProtocol MMCL MoCo PretrainedBackbone "
     "PretrainingModule SimCLR export_backbone",
     "negatives": "HeldOutImages Selection SupportVectors choose_images find_support_vectors mmcl_criterion",
     "neighbours": "near_duplicates nearest_neighbours",
-    "optim": "LARS WarmupConstant WarmupCosine WarmupLinear parameter_groups scale_learning_rate",
-    "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout "
+    "optim": "LARS WarmupConstant WarmupCosine WarmupLinear WarmupSteps parameter_groups scale_learning_rate",
+    "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout Retrieval "
     "SupportVectorGrid",
     "recipes": "find_recipe layers read_recipe read_yaml recipe_folder recipe_names",
     "studies": "Study Sweep Variant write_report",
@@ -48,6 +47,7 @@ PUBLIC = {
     "svm.solvers": "Exact Inverse ProjectedGradient Solver",
     "transforms": "CIFAR_MEAN CIFAR_STD CentralCrop EvalTransform GaussianBlur ImageTransform MultiView "
     "SimCLRTransform",
+    "views": "all_tensors concatenate cut is_view item_count map_tensors mean_over_views shape_of split",
 }
 #: Whose arguments are said elsewhere, or are those of a base class.
 ELSEWHERE = {"read_recipe", "knn_predict", "squared_distances"}

@@ -23,6 +23,7 @@ from mmcl_lightning.readouts import (
     LogisticRegression,
     Reading,
     Readout,
+    Retrieval,
     SupportVectorGrid,
 )
 from mmcl_lightning.readouts.collection import EARLIER, collect_readouts, merged_state
@@ -51,6 +52,7 @@ class Readouts(Callback):
         knn: k-NN classification of held-out images; ``None`` to leave it out, as with the others.
         logistic: Logistic regression, fitted anew at every reading.
         probe: Linear classifier that is trained beside the network.
+        retrieval: Whether the nearest training items show the class of a held-out one, as for videos.
         health: Effective rank, spread, uniformity and alignment.
         support_vectors: Pictures of the negatives that count.
         embedding: Features for TensorBoard's projector.
@@ -83,6 +85,7 @@ class Readouts(Callback):
         knn: KNN | None = None,
         logistic: LogisticRegression | None = None,
         probe: LinearProbe | None = None,
+        retrieval: Retrieval | None = None,
         health: Health | None = None,
         support_vectors: SupportVectorGrid | None = None,
         embedding: Embedding | None = None,
@@ -102,7 +105,7 @@ class Readouts(Callback):
             bank_loader, query_loader, view_loader, num_classes, bank_device, bank_dtype
         )
         named: dict[str, Any] = {
-            "knn": knn, "logistic": logistic, "probe": probe, "health": health,
+            "knn": knn, "logistic": logistic, "probe": probe, "retrieval": retrieval, "health": health,
             "support_vectors": support_vectors, "embedding": embedding,
         }  # fmt: skip
         self.readouts = collect_readouts(named, others)

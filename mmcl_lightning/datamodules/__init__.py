@@ -9,29 +9,35 @@ if TYPE_CHECKING:
     from mmcl_lightning.datamodules.base import SSLDataModule
     from mmcl_lightning.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
     from mmcl_lightning.datamodules.image_folder import ImageFolderDataModule
+    from mmcl_lightning.datamodules.images import ImageDataModule
     from mmcl_lightning.datamodules.shapes import ShapesDataModule
     from mmcl_lightning.datamodules.splits import Splits
     from mmcl_lightning.datamodules.stl10 import STL10DataModule
+    from mmcl_lightning.datamodules.ucf101 import UCF101DataModule
 
 __all__ = [
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "ImageDataModule",
     "ImageFolderDataModule",
     "SSLDataModule",
     "STL10DataModule",
     "ShapesDataModule",
     "Splits",
+    "UCF101DataModule",
 ]
 
 # Loaded when asked for: a worker that is spawned reads images, and needs no Lightning (several seconds).
 _HOMES = {
     "CIFAR10DataModule": "cifar",
     "CIFAR100DataModule": "cifar",
+    "ImageDataModule": "images",
     "ImageFolderDataModule": "image_folder",
     "SSLDataModule": "base",
     "STL10DataModule": "stl10",
     "ShapesDataModule": "shapes",
     "Splits": "splits",
+    "UCF101DataModule": "ucf101",
 }
 
 

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from mmcl_lightning._loading import PlainlyLoaded
 from mmcl_lightning._options import check_choice, check_whole, is_whole
-from mmcl_lightning.datamodules.datasets import (
-    BatchedViews,
-    EvalDataset,
-    RawViewDataset,
-    ViewDataset,
-    view_dataset,
-)
+from mmcl_lightning.datamodules.datasets import EvalDataset, ViewDataset, collate_items
 from mmcl_lightning.datamodules.loading import (
     EpochSampler,
     EvenSampler,
     ResumableDataLoader,
     leave_process_group,
 )
-from mmcl_lightning.datamodules.preprocessing import Preprocessing
-from mmcl_lightning.datamodules.sources import ImageSource, JoinedSource, first_readable
+from mmcl_lightning.datamodules.sources import JoinedSource, Source
 from mmcl_lightning.datamodules.splits import Splits, describe_rows
 from mmcl_lightning.errors import ConfigError, DataError
-from mmcl_lightning.transforms import ImageTransform, MultiView, SimCLRTransform
-from mmcl_lightning.transforms.base import described, disagreement
-from mmcl_lightning.transforms.images import PixelImage, channel_count
+from mmcl_lightning.transforms import ImageTransform, MultiView
+from mmcl_lightning.transforms.base import described
 
 __all__ = ["SSLDataModule", "Splits"]
 
@@ -43,17 +34,19 @@ __all__ = ["SSLDataModule", "Splits"]
 class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  # also takes strict
     """Loaders for contrastive training, the k-NN readout and prediction over one data set.
 
-    A subclass says which images there are (:meth:`load_splits`), which transforms it uses by default
+    Its items may be of any kind: images are those of
+    :class:`~mmcl_lightning.datamodules.images.ImageDataModule`, which data sets of images derive from. A
+    subclass says which items there are (:meth:`load_splits`), which transforms it uses by default
     (:meth:`default_train_transform`, :meth:`default_eval_transform`) and which classes there are.
 
     Batch:
-        ``train_dataloader`` and ``val_dataloader``: ``(views, targets)`` with views a list of two float32
-        tensors ``(B, 3, H, W)``, in [0, 1] or normalised as the transform says, and targets int64
-        ``(B,)``, -1 = unlabelled. ``knn_dataloaders``: ``(image, target)``, float32 ``(B, 3, H, W)`` and
-        int64 ``(B,)``, in the order of the data set; ``predict_dataloader`` with the position besides. With
-        the task ``"classify"`` all batches are ``(image, target)``.
+        ``train_dataloader`` and ``val_dataloader``: ``(views, targets)`` with views a list of two, such as
+        float32 tensors ``(B, 3, H, W)``, and targets int64 ``(B,)``, -1 = unlabelled. ``knn_dataloaders``:
+        ``(view, target)``, one view of each item, or a list of several, in the order of the data set;
+        ``predict_dataloader`` with the position besides. With the task ``"classify"`` all batches are
+        ``(view, target)``.
 
-    Order and augmentations depend on (seed, epoch, position of the image) alone; see ``loading.py``.
+    Order and augmentations depend on (seed, epoch, position of the item) alone; see ``loading.py``.
 
     Args:
         batch_size: Images per step and per device, at least 2 (each image's negatives are the others).
@@ -73,12 +66,9 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
             ones; ``"test"``, these alone; ``"train"``, the labelled training images, or the unlabelled ones
             where none is labelled.
         seed: Order, augmentations and subsets are functions of it.
-        train_transform: Augmentation of one view, or a MultiView; None for the data set's own.
+        train_transform: Augmentation of one view, or a :class:`~mmcl_lightning.transforms.MultiView` that
+            makes all views; None for the data set's own.
         eval_transform: Transform of readout and prediction; None for the data set's own.
-        augment: ``"image"``: each view by itself, as Pillow does it. ``"batch"``: the views of a batch at
-            once, as tensors, with the same draws: faster at 32 pixels, slower at 96. The pictures are the
-            same but for Pillow's rounding to 8 bits after every step, which leaves them about one grey level
-            darker. It needs images of one size and a :class:`~mmcl_lightning.transforms.SimCLRTransform`.
 
     Raises:
         ConfigError: If an option is out of its range.
@@ -86,6 +76,10 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
 
     on_bad_image = "error"
     """What is done about images that cannot be read, ``"error"`` or ``"skip"``; see ImageFolderDataModule."""
+    collate_fn: Callable[[list[Any]], Any] = staticmethod(collate_items)
+    """Makes a batch of items; that of a subclass may know other items than tensors."""
+    keep_last_batch = False
+    """Whether to pretrain on the last batch of an epoch where it is smaller, but for one of a single item."""
 
     def __init__(
         self,
@@ -100,7 +94,6 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
         seed: int = 0,
         train_transform: ImageTransform | nn.Module | None = None,
         eval_transform: ImageTransform | nn.Module | None = None,
-        augment: Literal["image", "batch"] = "image",
     ) -> None:
         super().__init__()
         if not is_whole(batch_size) or batch_size < 2:
@@ -117,7 +110,6 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
             raise ConfigError(f"seed must be less than 2**63, got {seed}")
         check_choice("task", task, ("pretrain", "classify"))
         check_choice("predict_split", predict_split, ("all", "train", "test"))
-        check_choice("augment", augment, ("image", "batch"))
         # Integers of Python: torch's loaders take no others.
         self.batch_size = int(batch_size)
         self.eval_batch_size = int(eval_batch_size)
@@ -130,10 +122,8 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
         self.seed = int(seed)
         self.train_transform = train_transform
         self.eval_transform = eval_transform
-        self.augment = augment
         self._splits: Splits | None = None
         self._prepared: Splits | None = None
-        self._taken: Preprocessing | None = None  # what came with the weights that are judged
 
     @property
     @abstractmethod
@@ -149,16 +139,16 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
     def load_splits(self) -> Splits:
         """Open the data set; subsets are taken by the caller."""
 
-    def prepare_source(self, source: ImageSource) -> ImageSource:
+    def prepare_source(self, source: Source) -> Source:
         """Do once what every image of a split needs, after subsets are taken; by default nothing."""
         return source
 
     @abstractmethod
-    def default_train_transform(self) -> ImageTransform:
+    def default_train_transform(self) -> Any:
         """Return the augmentation of one view."""
 
     @abstractmethod
-    def default_eval_transform(self) -> ImageTransform:
+    def default_eval_transform(self) -> Any:
         """Return the transform of readout and prediction."""
 
     def setup(self, stage: str | None = None) -> None:
@@ -197,7 +187,7 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
         if self.task == "classify":
             return self._train_loader(self._labelled())
         source = self.splits.pretrain
-        needed = self.batch_size * self._world_size
+        needed = (2 if self.keep_last_batch else self.batch_size) * self._world_size
         if needed > len(source):
             devices = f" on each of {self._world_size} devices" if self._world_size > 1 else ""
             raise ConfigError(
@@ -207,10 +197,7 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
         return self._train_loader(source)
 
     def check_options(self) -> None:
-        """Warn of options that do not go together; called before images are trained on."""
-        differing = disagreement(*self._transforms())
-        if differing is not None:  # as where a recipe's transform meets another data set's own
-            rank_zero_warn(f"{differing}: set train_transform and eval_transform alike")
+        """Warn of options that do not go together; called before items are trained on."""
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Two views of held-out images, the same in every epoch; an empty list where none is held out.
@@ -291,58 +278,6 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
         root = os.path.abspath(os.path.expanduser(getattr(self, "root", None) or "."))
         return describe_rows(self.splits.predicted(self.predict_split), positions, self.class_names, root)
 
-    def preprocessing(self) -> Preprocessing:
-        """Say how images reach a network; reads the first training image."""
-        train, evaluation = self._transforms()
-        train = train.transform if isinstance(train, MultiView) else train
-        image = self._first_image()
-        height, width = torch.as_tensor(evaluation(image)).shape[-2:]
-        views = train.pixels if isinstance(train, ImageTransform) else None
-        return Preprocessing.of(evaluation, (height, width), views, channel_count(image))
-
-    def take_over(self, found: Preprocessing, strict: bool = True) -> None:
-        """Treat images as those that a network was trained on, where the options leave that open.
-
-        It is warned of images that are judged in another way, such as of another size.
-
-        Args:
-            found: What came with the weights of the network.
-            strict: Refuse another mean and std, which are else warned of.
-
-        Raises:
-            ConfigError: If the options say otherwise of mean and std, or the number of channels differs.
-        """
-        self._taken = found
-        train, evaluation = self._transforms()
-        channels = channel_count(self._first_image())
-        found.check(channels, self.given(), strict, train_transform=train, eval_transform=evaluation)
-        found.compare(self.preprocessing())
-
-    def given(self) -> dict[str, Any]:
-        """Return the options that decide what is read, where they are given; by default none."""
-        return {}
-
-    def train_transform_like(self, found: Preprocessing) -> ImageTransform:
-        """Return the default augmentation, with the size, mean and std of what came with weights.
-
-        Args:
-            found: What came with them.
-        """
-        default = self.default_train_transform()
-        if found.statistics is None or not isinstance(default, SimCLRTransform):
-            return default
-        mean, std = found.statistics or (None, None)
-        size = {} if found.view_pixels is None else {"size": found.view_pixels}
-        return default.replace(mean=mean, std=std, **size)
-
-    def eval_transform_like(self, found: Preprocessing) -> ImageTransform:
-        """Return the transform of readout and prediction that came with weights, or else the default.
-
-        Args:
-            found: What came with them.
-        """
-        return self.default_eval_transform() if found.transform is None else found.transform
-
     def fingerprint(self) -> dict[str, str]:
         """Return the number of images and a hash of them for each split; see :meth:`Splits.fingerprint`."""
         return self.splits.fingerprint()
@@ -352,22 +287,17 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
         return []
 
     def prepared(self) -> str:
-        """Say in words how the images of readouts and evaluations are prepared."""
+        """Say in words how the items of readouts and evaluations are prepared."""
         return described(self._transforms()[1])
 
-    def _first_image(self) -> PixelImage:
-        """Return the first training image; where bad ones are skipped, the first that can be read."""
-        source = self._opened().pretrain
-        return first_readable(source) if self._skips else source.image(0)
-
-    def _labelled(self) -> ImageSource:
+    def _labelled(self) -> Source:
         """Training images of the classification."""
         bank = self.splits.bank
         if bank is None or bank.targets.max(initial=-1) < 0:
             raise ConfigError("task 'classify' needs labelled training images, and there are none")
         return bank.subset(np.arange(len(bank))[bank.targets >= 0])
 
-    def _train_loader(self, source: ImageSource) -> ResumableDataLoader:
+    def _train_loader(self, source: Source) -> ResumableDataLoader:
         dataset = self._view_dataset(source)
         sampler = EpochSampler(dataset, self._world_size, self._rank, seed=self.seed)
         if self.task == "classify" and sampler.num_samples < 2:  # its only batch would be left out
@@ -375,31 +305,29 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
                 "an evaluation needs 2 labelled training images or more on each device, got "
                 f"{len(source)} for {self._world_size}"
             )
+        keeps = self.task == "classify" or self.keep_last_batch
         return ResumableDataLoader(
             dataset=dataset,
             batch_size=self.batch_size,
             sampler=sampler,
-            drop_last=self.task == "pretrain" or sampler.num_samples % self.batch_size == 1,
+            drop_last=not keeps or sampler.num_samples % self.batch_size == 1,
             collate_fn=self._collate(dataset),
             **self._loader_options(),
         )
 
-    def _view_dataset(self, source: ImageSource) -> ViewDataset:
-        transform: Any = self._transforms()[0]
+    def _view_dataset(self, source: Source) -> ViewDataset:
+        transform = self._transforms()[0]
         if self.task == "pretrain":
-            return view_dataset(source, transform, self.seed, self.augment, self._skips)
-        if self.augment == "batch":
-            raise ConfigError("augment is 'batch', which makes views to pretrain: set augment to 'image'")
-        transform = transform.transform if isinstance(transform, MultiView) else transform
+            transform = transform if isinstance(transform, MultiView) else MultiView(transform)
+        elif isinstance(transform, MultiView):
+            transform = transform.transform
         return ViewDataset(source, transform, self.seed, self._skips)
 
-    def _collate(self, dataset: ViewDataset) -> BatchedViews | None:
-        """Return what makes a batch of the items; None for torch's own way."""
-        return dataset.collate() if isinstance(dataset, RawViewDataset) else None
+    def _collate(self, dataset: ViewDataset) -> Callable[[list[Any]], Any]:
+        """Return what makes a batch of the items of a data set."""
+        return self.collate_fn
 
-    def _eval_loader(
-        self, source: ImageSource, share: bool = False, numbered: bool = False
-    ) -> DataLoader[Any]:
+    def _eval_loader(self, source: Source, share: bool = False, numbered: bool = False) -> DataLoader[Any]:
         _, transform = self._transforms()
         dataset: Dataset[Any] = EvalDataset(source, transform, numbered, self._skips)
         sampler = EvenSampler(dataset, self._world_size, self._rank) if share else None
@@ -408,17 +336,17 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
             batch_size=self.eval_batch_size,
             shuffle=False,
             sampler=sampler,
+            collate_fn=self.collate_fn,
             **self._loader_options(),
         )
 
     def _transforms(self) -> tuple[Any, Any]:
-        """Return those of training and of evaluation images, as given or as the data set has them."""
-        train, evaluation, found = self.train_transform, self.eval_transform, self._taken
-        if train is None:
-            train = self.default_train_transform() if found is None else self.train_transform_like(found)
-        if evaluation is None:
-            evaluation = self.default_eval_transform() if found is None else self.eval_transform_like(found)
-        return train, evaluation
+        """Return those of training and of evaluation items, as given or as the data set has them."""
+        train, evaluation = self.train_transform, self.eval_transform
+        return (
+            self.default_train_transform() if train is None else train,
+            self.default_eval_transform() if evaluation is None else evaluation,
+        )
 
     def _loader_options(self) -> dict[str, Any]:
         # Keywords throughout the loaders: Lightning builds them again for predict, by keyword.

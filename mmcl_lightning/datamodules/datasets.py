@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from mmcl_lightning.datamodules.loading import mix_seed
 from mmcl_lightning.datamodules.skipping import read_or_replace
-from mmcl_lightning.datamodules.sources import ImageSource
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.datamodules.sources import Source
+from mmcl_lightning.errors import ConfigError, ShapeError
 from mmcl_lightning.transforms import MultiView, SimCLRTransform
 from mmcl_lightning.transforms.images import PixelImage, image_size
 
-__all__ = ["BatchedViews", "EvalDataset", "RawViewDataset", "ViewDataset", "view_dataset"]
+__all__ = [
+    "BatchedViews",
+    "EvalDataset",
+    "RawViewDataset",
+    "ViewDataset",
+    "collate_items",
+    "raw_view_dataset",
+]
 
 
 class _SourceDataset(Dataset[Any]):
     """Images of a source under a transform; with ``skip`` others stand in for those that cannot be read."""
 
-    def __init__(self, source: ImageSource, transform: Callable[[PixelImage], Any], skip: bool) -> None:
+    def __init__(self, source: Source, transform: Callable[[PixelImage], Any], skip: bool) -> None:
         self.source = source
         self.transform = transform
         self.skip = skip
@@ -49,7 +56,7 @@ class ViewDataset(_SourceDataset):
 
     def __init__(
         self,
-        source: ImageSource,
+        source: Source,
         transform: Callable[[PixelImage], list[Tensor]],
         seed: int,
         skip: bool = False,
@@ -87,7 +94,7 @@ class RawViewDataset(ViewDataset):
         skip: As in :class:`ViewDataset`.
     """
 
-    def __init__(self, source: ImageSource, transform: MultiView, seed: int, skip: bool = False) -> None:
+    def __init__(self, source: Source, transform: MultiView, seed: int, skip: bool = False) -> None:
         super().__init__(source, _Draw(transform), seed, skip)
         self._view: Any = transform.transform
 
@@ -142,24 +149,19 @@ class BatchedViews:
         return views, targets
 
 
-def view_dataset(
-    source: ImageSource, transform: Any, seed: int, augment: Literal["image", "batch"], skip: bool = False
-) -> ViewDataset:
-    """Return a data set of two views of every image.
+def raw_view_dataset(source: Source, transform: Any, seed: int, skip: bool = False) -> RawViewDataset:
+    """Return a data set for views that are made a batch at once.
 
     Args:
         source: The images.
         transform: Augmentation of one view, or a MultiView.
         seed: What is drawn is a function of it, the epoch and the position.
-        augment: Whether views are made image by image, or a batch at once.
         skip: Let other images stand in for those that cannot be read.
 
     Raises:
         ConfigError: If the transform cannot make a batch at once.
     """
     views = transform if isinstance(transform, MultiView) else MultiView(transform)
-    if augment == "image":
-        return ViewDataset(source, views, seed, skip)
     kind = type(views.transform)
     changed = [
         name for name in ("__call__", "apply")
@@ -178,6 +180,23 @@ def view_dataset(
     return RawViewDataset(source, views, seed, skip)
 
 
+def collate_items(items: list[Any]) -> Any:
+    """Make a batch of items, as torch does, where each has as many views.
+
+    Args:
+        items: Tuples that begin with a view or a list of views.
+
+    Raises:
+        ShapeError: If some items have more views than others.
+    """
+    counts = {len(item[0]) for item in items if isinstance(item[0], list)}
+    if len(counts) > 1:
+        raise ShapeError(
+            f"the items of one batch have {min(counts)} to {max(counts)} views: set data.eval_batch_size to 1"
+        )
+    return default_collate(items)
+
+
 class EvalDataset(_SourceDataset):
     """Images under the evaluation transform: ``((C, H, W) float32, target)``.
 
@@ -192,7 +211,7 @@ class EvalDataset(_SourceDataset):
 
     def __init__(
         self,
-        source: ImageSource,
+        source: Source,
         transform: Callable[[PixelImage], Tensor],
         numbered: bool = False,
         skip: bool = False,

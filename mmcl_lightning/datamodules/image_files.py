@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmcl_lightning.datamodules.pictures import PictureReader
 from mmcl_lightning.datamodules.skipping import SkippedFiles
-from mmcl_lightning.datamodules.sources import ImageSource, first_readable
+from mmcl_lightning.datamodules.sources import ImageSource, Source, first_readable
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms.images import PixelImage
 
@@ -45,7 +45,7 @@ class FileSource(ImageSource):
         self._skipped = skipped
         self.targets = np.full(len(paths), -1) if targets is None else np.asarray(targets, dtype=np.int64)
 
-    def image(self, index: int) -> PixelImage:
+    def item(self, index: int) -> PixelImage:
         """Read image ``index``."""
         try:
             return self._read(self.path(index))
@@ -71,7 +71,7 @@ class _CachedFiles(ImageSource):
     """
 
     def __init__(
-        self, images: list[np.ndarray], tensors: bool, source: ImageSource, bad: dict[int, DataError]
+        self, images: list[np.ndarray], tensors: bool, source: Source, bad: dict[int, DataError]
     ) -> None:
         equal = len({image.shape for image in images}) == 1
         self._images: np.ndarray | list[np.ndarray] = np.stack(images) if equal else images
@@ -80,7 +80,7 @@ class _CachedFiles(ImageSource):
         self._bad = {position: str(error) for position, error in bad.items()}
         self.targets = source.targets
 
-    def image(self, index: int) -> PixelImage:
+    def item(self, index: int) -> PixelImage:
         if index in self._bad:
             raise DataError(self._bad[index])
         pixels = self._images[index]
@@ -90,7 +90,7 @@ class _CachedFiles(ImageSource):
         return self._source.path(index)
 
 
-def cache_images(source: ImageSource, skip: bool = False) -> ImageSource:
+def cache_images(source: Source, skip: bool = False) -> ImageSource:
     """Decode every image once.
 
     Args:
@@ -106,7 +106,7 @@ def cache_images(source: ImageSource, skip: bool = False) -> ImageSource:
     blank = np.array(first_readable(source)) if skip else None
     for index in range(len(source)):
         try:
-            image = source.image(index)
+            image = source.item(index)
         except DataError as error:
             if blank is None:
                 raise
@@ -124,7 +124,7 @@ def cache_images(source: ImageSource, skip: bool = False) -> ImageSource:
     return _CachedFiles(images, tensors, source, bad)
 
 
-def hold_out(source: ImageSource, holdout: float, seed: int) -> tuple[ImageSource, ImageSource | None]:
+def hold_out(source: Source, holdout: float, seed: int) -> tuple[Source, Source | None]:
     """Hold out a fraction of each class, rounded; classes of one image stay in training.
 
     Args:

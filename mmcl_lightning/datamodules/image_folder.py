@@ -10,14 +10,14 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mmcl_lightning._options import check_choice
 from mmcl_lightning._text import plain
-from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.duplicates import shared_files
 from mmcl_lightning.datamodules.image_files import FileSource, cache_images, hold_out
+from mmcl_lightning.datamodules.images import ImageDataModule
 from mmcl_lightning.datamodules.labelled import Listed
 from mmcl_lightning.datamodules.pictures import PictureReader
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.datamodules.skipping import SkippedFiles
-from mmcl_lightning.datamodules.sources import ImageSource, with_labels
+from mmcl_lightning.datamodules.sources import Source, with_labels
 from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.datamodules.tree import Layout, PictureTree, scan_tree
 from mmcl_lightning.errors import ConfigError
@@ -30,7 +30,7 @@ _IMAGE_SIZE = 224  # pixels, of ImageNet
 _SMALL_IMAGE = 96  # pixels; up to here the recipe for small images (A2) is used
 
 
-class ImageFolderDataModule(SSLDataModule):
+class ImageFolderDataModule(ImageDataModule):
     """Images from a folder of your own.
 
     ``root`` holds one of
@@ -93,7 +93,7 @@ class ImageFolderDataModule(SSLDataModule):
             ``data/skipped_images``.
         cache: Decode the images in use once and keep them in memory (at most 4 GiB, uint8), shared with the
             workers. Worth it for many epochs over small images.
-        **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`SSLDataModule`.
+        **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`ImageDataModule`.
 
     Raises:
         ConfigError: If an option is out of its range, or the cache would grow too large.
@@ -245,7 +245,7 @@ class ImageFolderDataModule(SSLDataModule):
             train, test = hold_out(train, self.holdout, self.seed)
         return Splits(train, test, bank=with_labels(train), query=None if test is None else with_labels(test))
 
-    def _read_later(self, listed: Listed) -> ImageSource:
+    def _read_later(self, listed: Listed) -> Source:
         skipped = SkippedFiles(len(listed[0])) if self._skips else None
         if skipped is not None:
             self._files.append((listed[0], skipped))
@@ -255,7 +255,7 @@ class ImageFolderDataModule(SSLDataModule):
         """Return the files that were skipped so far as they cannot be read, by this process's loaders."""
         return [paths[index] for paths, skipped in self._files for index in skipped.indices]
 
-    def prepare_source(self, source: ImageSource) -> ImageSource:
+    def prepare_source(self, source: Source) -> Source:
         """Decode the images, if they are to be cached."""
         return cache_images(source, self._skips) if self.cache else source
 

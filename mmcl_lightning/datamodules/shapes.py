@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmcl_lightning._options import check_whole
-from mmcl_lightning.datamodules.base import SSLDataModule
+from mmcl_lightning.datamodules.images import ImageDataModule
 from mmcl_lightning.datamodules.rendering import SHAPES, render_shapes
 from mmcl_lightning.datamodules.sources import ArraySource
 from mmcl_lightning.datamodules.splits import Splits
@@ -14,7 +14,7 @@ from mmcl_lightning.transforms import EvalTransform, ImageTransform, SimCLRTrans
 __all__ = ["ShapesDataModule"]
 
 
-class ShapesDataModule(SSLDataModule):
+class ShapesDataModule(ImageDataModule):
     """Ten silhouettes rendered on the spot: SYNTHETIC data for demos and tests, not a benchmark.
 
     Every image shows one silhouette in random colours, position, size and rotation on a gradient with
@@ -31,7 +31,7 @@ class ShapesDataModule(SSLDataModule):
         image_size: Height and width in pixels.
         root: Ignored: nothing is read. Present so that a config can switch data sets.
         download: Ignored as well.
-        **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`SSLDataModule`.
+        **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`ImageDataModule`.
 
     Raises:
         ConfigError: If an option is out of its range.

@@ -7,7 +7,7 @@ import warnings
 import torch
 
 from mmcl_lightning.datamodules.loading import mix_seed
-from mmcl_lightning.datamodules.sources import ImageSource
+from mmcl_lightning.datamodules.sources import Source
 from mmcl_lightning.errors import DataError
 from mmcl_lightning.transforms.images import PixelImage
 
@@ -50,7 +50,7 @@ class SkippedFiles:
         return found
 
 
-def read_or_replace(source: ImageSource, position: int, *seeds: int) -> tuple[PixelImage, int, int]:
+def read_or_replace(source: Source, position: int, *seeds: int) -> tuple[PixelImage, int, int]:
     """Return an image, its target and its position: those at ``position``, or of another that can be read.
 
     Args:

@@ -1,23 +1,27 @@
-"""Images with labels before any transform, and seeded subsets of them."""
+"""Items with labels before any transform, such as images, and seeded subsets of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from mmcl_lightning.errors import ConfigError, DataError
-from mmcl_lightning.transforms.images import PixelImage
+from mmcl_lightning.transforms.images import PixelImage, image_size
 
 __all__ = [
     "ArraySource",
     "ImageSource",
     "JoinedSource",
+    "Source",
     "SubsetSource",
     "balanced_subset",
     "first_readable",
+    "grouped_subset",
     "take_subset",
     "with_labels",
     "without_labels",
@@ -26,32 +30,52 @@ __all__ = [
 IntArray = NDArray[np.int64]
 
 
-class ImageSource(ABC):
-    """A sequence of ``(image, target)``, images PIL in mode RGB, or uint8 tensors of other channels.
+class Source(ABC):
+    """A sequence of ``(item, target)``, items of any kind: images, graphs, clips.
 
     Attributes:
         targets: Class indices, shape ``(N,)``, int64; -1 = unlabelled.
+        groups: Numbers of groups that are held out as a whole, such as clips of one scene, shape ``(N,)``; or
+            None where each item stands for itself.
     """
 
     targets: IntArray
+    groups: IntArray | None = None
 
     @abstractmethod
-    def image(self, index: int) -> PixelImage:
-        """Return image ``index``: PIL in mode RGB, or a uint8 tensor ``(C, H, W)``, C other than 3."""
+    def item(self, index: int) -> Any:
+        """Return item ``index``, as a transform takes it."""
+
+    @abstractmethod
+    def digest(self, index: int) -> bytes:
+        """Return bytes that tell item ``index`` from any other, such as its pixels."""
 
     def path(self, index: int) -> str | None:
-        """Return the file of image ``index``, or None where images are not files of their own."""
+        """Return the file of item ``index``, or None where items are not files of their own."""
         return None
 
-    def __getitem__(self, index: int) -> tuple[PixelImage, int]:
-        return self.image(index), int(self.targets[index])
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.item(index), int(self.targets[index])
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    def subset(self, indices: IntArray) -> ImageSource:
-        """Return a view of the images at ``indices``, shape ``(n,)``; no image is copied."""
+    def subset(self, indices: IntArray) -> Source:
+        """Return a view of the items at ``indices``, shape ``(n,)``; nothing is copied."""
         return SubsetSource(self, indices)
+
+
+class ImageSource(Source):
+    """A sequence of ``(image, target)``, images PIL in mode RGB, or uint8 tensors of other channels."""
+
+    @abstractmethod
+    def item(self, index: int) -> PixelImage:
+        """Return image ``index``: PIL in mode RGB, or a uint8 tensor ``(C, H, W)``, C other than 3."""
+
+    def digest(self, index: int) -> bytes:
+        """Return size and pixels of image ``index``."""
+        image = self.item(index)
+        return repr(image_size(image)).encode() + np.asarray(image).tobytes()
 
 
 class ArraySource(ImageSource):
@@ -70,7 +94,7 @@ class ArraySource(ImageSource):
         self.channels_first = channels_first
         self.targets = np.full(len(images), -1) if targets is None else np.asarray(targets, dtype=np.int64)
 
-    def image(self, index: int) -> Image.Image:
+    def item(self, index: int) -> Image.Image:
         """Return image ``index`` in mode RGB."""
         pixels = self.images[index]
         return Image.fromarray(
@@ -78,58 +102,90 @@ class ArraySource(ImageSource):
         )
 
 
-class SubsetSource(ImageSource):
-    """The images of another source at given positions.
+class SubsetSource(Source):
+    """The items of another source at given positions.
 
     Args:
-        source: The images to choose from.
+        source: The items to choose from.
         indices: Positions in ``source``, shape ``(n,)``.
     """
 
-    def __init__(self, source: ImageSource, indices: IntArray) -> None:
+    def __init__(self, source: Source, indices: IntArray) -> None:
         self.source = source
         self.indices = np.asarray(indices, dtype=np.int64)
         self.targets = source.targets[self.indices]
+        self.groups = None if source.groups is None else source.groups[self.indices]
 
-    def image(self, index: int) -> PixelImage:
-        """Return image ``index``."""
-        return self.source.image(int(self.indices[index]))
+    def item(self, index: int) -> Any:
+        """Return item ``index``."""
+        return self.source.item(int(self.indices[index]))
+
+    def digest(self, index: int) -> bytes:
+        """Return bytes that tell item ``index`` from any other."""
+        return self.source.digest(int(self.indices[index]))
 
     def path(self, index: int) -> str | None:
-        """Return the file of image ``index``, or None."""
+        """Return the file of item ``index``, or None."""
         return self.source.path(int(self.indices[index]))
 
 
-class JoinedSource(ImageSource):
-    """The images of several sources, one after the other.
+class JoinedSource(Source):
+    """The items of several sources, one after the other.
 
     Args:
         sources: At least one.
     """
 
-    def __init__(self, sources: list[ImageSource]) -> None:
+    def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = sources
         self.targets = np.concatenate([source.targets for source in sources])
         self._ends = np.cumsum([len(source) for source in sources])
 
-    def image(self, index: int) -> PixelImage:
-        """Return image ``index``."""
+    def item(self, index: int) -> Any:
+        """Return item ``index``."""
         which, position = self.place(index)
-        return self.sources[which].image(position)
+        return self.sources[which].item(position)
+
+    def digest(self, index: int) -> bytes:
+        """Return bytes that tell item ``index`` from any other."""
+        which, position = self.place(index)
+        return self.sources[which].digest(position)
 
     def path(self, index: int) -> str | None:
-        """Return the file of image ``index``, or None."""
+        """Return the file of item ``index``, or None."""
         which, position = self.place(index)
         return self.sources[which].path(position)
 
     def place(self, index: int) -> tuple[int, int]:
-        """Return which source image ``index`` is of, and its position there."""
+        """Return which source item ``index`` is of, and its position there."""
         which = int(np.searchsorted(self._ends, index, side="right"))
         return which, index - (int(self._ends[which - 1]) if which else 0)
 
 
+def grouped_subset(targets: IntArray, groups: IntArray | None, size: int, seed: int) -> IntArray:
+    """Choose items as :func:`balanced_subset` does, but groups as a whole, until they have ``size`` items.
+
+    Args:
+        targets: Class indices, shape ``(N,)``; those of a group's first item count for the group.
+        groups: Number of each item's group, shape ``(N,)``, or None where each item is one.
+        size: How many to choose, at least; at most N.
+        seed: The choice is a function of this alone.
+
+    Returns:
+        Sorted positions, of as many items as the last group needs.
+    """
+    if groups is None:
+        return balanced_subset(targets, size, seed)
+    _, first, of_item, counts = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+    for number in range(1, len(first) + 1):
+        chosen = balanced_subset(targets[first], number, seed)
+        if counts[chosen].sum() >= size:
+            break
+    return np.flatnonzero(np.isin(of_item, chosen))
+
+
 def balanced_subset(targets: IntArray, size: int, seed: int) -> IntArray:
-    """Choose images at random, equally many of each class as far as the classes reach.
+    """Choose items at random, equally many of each class as far as the classes reach.
 
     Where an image is unlabelled (-1), labels do not describe the set, and the choice ignores them.
 
@@ -155,7 +211,7 @@ def balanced_subset(targets: IntArray, size: int, seed: int) -> IntArray:
     return np.sort(np.lexsort((tie_break, rank))[:size])
 
 
-def take_subset(source: ImageSource, size: int | None, seed: int, option: str) -> ImageSource:
+def take_subset(source: Source, size: int | None, seed: int, option: str) -> Source:
     """Reduce ``source`` to ``size`` images, or leave it where ``size`` is None.
 
     Raises:
@@ -168,15 +224,15 @@ def take_subset(source: ImageSource, size: int | None, seed: int, option: str) -
     return source.subset(balanced_subset(source.targets, size, seed))
 
 
-def without_labels(source: ImageSource) -> ImageSource:
-    """Return a view of all images with target -1."""
+def without_labels(source: Source) -> Source:
+    """Return a view of all items with target -1."""
     view = source.subset(np.arange(len(source)))
     view.targets = np.full(len(source), -1)
     return view
 
 
-def first_readable(source: ImageSource) -> PixelImage:
-    """Return the first image that can be read.
+def first_readable(source: Source) -> Any:
+    """Return the first item that can be read.
 
     Raises:
         DataError: If none can; the message is that of the first.
@@ -184,13 +240,13 @@ def first_readable(source: ImageSource) -> PixelImage:
     first: DataError | None = None
     for index in range(len(source)):
         try:
-            return source.image(index)
+            return source.item(index)
         except DataError as error:
             first = first or error
     raise DataError(f"none of {len(source)} images can be read: {first}") from first
 
 
-def with_labels(source: ImageSource) -> ImageSource | None:
-    """Return the images that have a label: ``source`` itself where all have, None where none has."""
+def with_labels(source: Source) -> Source | None:
+    """Return the items that have a label: ``source`` itself where all have, None where none has."""
     known = source.targets >= 0
     return source if known.all() else source.subset(np.flatnonzero(known)) if known.any() else None

@@ -11,14 +11,13 @@ from typing import Literal
 import numpy as np
 
 from mmcl_lightning.datamodules.sources import (
-    ImageSource,
     JoinedSource,
-    balanced_subset,
+    Source,
+    grouped_subset,
     take_subset,
     without_labels,
 )
 from mmcl_lightning.errors import ConfigError, DataError
-from mmcl_lightning.transforms.images import image_size
 
 __all__ = ["Splits", "describe_rows"]
 
@@ -34,14 +33,15 @@ class Splits:
         query: Labelled images that it classifies, or None without labels.
     """
 
-    pretrain: ImageSource
-    heldout: ImageSource | None
-    bank: ImageSource | None
-    query: ImageSource | None
+    pretrain: Source
+    heldout: Source | None
+    bank: Source | None
+    query: Source | None
 
     def hold_out(self, size: int, seed: int) -> Splits:
         """Put ``size`` labelled training images, equally many of each class, in the place of the test images.
 
+        Of sources with groups whole groups are taken, and so perhaps a few images more.
         They leave the training; where that is on more than the labelled images, all stay, without labels.
 
         Raises:
@@ -52,7 +52,11 @@ class Splits:
         labelled = len(self.bank)
         if size >= labelled:
             raise ConfigError(f"validation_subset is {size}, but there are only {labelled} labelled images")
-        chosen = balanced_subset(self.bank.targets, size, seed)
+        chosen = grouped_subset(self.bank.targets, self.bank.groups, size, seed)
+        if len(chosen) == labelled:
+            raise ConfigError(
+                f"validation_subset is {size}, and whole groups of so many leave nothing to train on"
+            )
         validation = self.bank.subset(chosen)
         rest = self.bank.subset(np.setdiff1d(np.arange(labelled), chosen))
         pretrain = rest if self.pretrain is self.bank else without_labels(self.pretrain)
@@ -65,7 +69,7 @@ class Splits:
             ConfigError: If a subset is larger than its split.
         """
 
-        def test_part(source: ImageSource | None) -> ImageSource | None:
+        def test_part(source: Source | None) -> Source | None:
             return None if source is None else take_subset(source, test_subset, seed + 1, "test_subset")
 
         pretrain = take_subset(self.pretrain, train_subset, seed, "train_subset")
@@ -78,14 +82,14 @@ class Splits:
         query = heldout if self.query is self.heldout else test_part(self.query)
         return Splits(pretrain, heldout, bank, query)
 
-    def map(self, function: Callable[[ImageSource], ImageSource]) -> Splits:
+    def map(self, function: Callable[[Source], Source]) -> Splits:
         """Apply a function to every split, once to one that stands for two uses."""
         sources = (self.pretrain, self.heldout, self.bank, self.query)
         distinct = {id(source): source for source in sources if source is not None}
         ready = {key: function(source) for key, source in distinct.items()}
         return Splits(ready[id(self.pretrain)], *(ready.get(id(source)) for source in sources[1:]))
 
-    def predicted(self, which: Literal["all", "train", "test"]) -> dict[str, ImageSource]:
+    def predicted(self, which: Literal["all", "train", "test"]) -> dict[str, Source]:
         """Return the images to predict by their split.
 
         Args:
@@ -118,17 +122,15 @@ class Splits:
                 digest = hashlib.sha256(np.ascontiguousarray(source.targets).tobytes())
                 for index in np.linspace(0, len(source) - 1, min(32, len(source))).astype(int):
                     try:
-                        image = source.image(int(index))
+                        digest.update(source.digest(int(index)))
                     except DataError:  # which training and readouts go on about, or do not
                         digest.update(b"cannot be read")
-                        continue
-                    digest.update(repr(image_size(image)).encode() + np.asarray(image).tobytes())
                 found[use] = f"{len(source)} images, {digest.hexdigest()[:12]}"
         return found
 
 
 def describe_rows(
-    parts: dict[str, ImageSource], positions: Sequence[int], class_names: list[str] | None, root: str
+    parts: dict[str, Source], positions: Sequence[int], class_names: list[str] | None, root: str
 ) -> dict[str, list[str]]:
     """Say of positions in several sources, one after the other, which images they are.
 

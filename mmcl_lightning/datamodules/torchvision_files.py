@@ -7,19 +7,19 @@ from typing import Any, ClassVar
 
 from torchvision.datasets.utils import check_integrity
 
-from mmcl_lightning.datamodules.base import SSLDataModule
+from mmcl_lightning.datamodules.images import ImageDataModule
 from mmcl_lightning.errors import DataError
 
 __all__ = ["TorchvisionDataModule"]
 
 
-class TorchvisionDataModule(SSLDataModule):
+class TorchvisionDataModule(ImageDataModule):
     """A data set of torchvision from its official files; a subclass says which, and how it is split.
 
     Args:
         root: Data root, which holds (or receives) the folder of the official archive.
         download: Download the archive if it is not there.
-        **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`SSLDataModule`.
+        **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`ImageDataModule`.
 
     Raises:
         DataError: From ``setup``, if a file is missing or damaged.

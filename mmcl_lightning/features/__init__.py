@@ -6,6 +6,7 @@ from mmcl_lightning.features.passes import (
     encode,
     evaluating,
     feature_pass,
+    pictures_of,
 )
 
-__all__ = ["FeaturePass", "collect_features", "encode", "evaluating", "feature_pass"]
+__all__ = ["FeaturePass", "collect_features", "encode", "evaluating", "feature_pass", "pictures_of"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +13,15 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl_lightning.batches import images_and_labels, item_count, map_tensors
+from mmcl_lightning.batches import clean_views
 from mmcl_lightning.distributed import gather_objects, layout
-from mmcl_lightning.errors import ConfigError, DataError, ShapeError
+from mmcl_lightning.errors import ConfigError, DataError, NumericalError, ShapeError
 from mmcl_lightning.features._sharing import every_nth, share_batches
 from mmcl_lightning.metrics import FeatureShard, gather_in_order
 from mmcl_lightning.models import explained
+from mmcl_lightning.views import item_count, map_tensors, mean_over_views
 
-__all__ = ["FeaturePass", "collect_features", "encode", "evaluating", "feature_pass"]
+__all__ = ["FeaturePass", "collect_features", "encode", "evaluating", "feature_pass", "pictures_of"]
 
 _THUMBNAIL = 32  # pixels
 
@@ -93,7 +94,7 @@ def feature_pass(
     Args:
         trainer: The running trainer, for its precision.
         module: Its ``forward`` gives h; for ``"z"`` its ``projection_head`` gives z.
-        loader: Batches as :func:`images_and_labels` takes them.
+        loader: Batches as :func:`~mmcl_lightning.batches.clean_views` takes them.
         kinds: Which of ``"h"``, ``"z"``, ``"thumbnail"``.
         device: Where to keep the features; None for the module's device.
         dtype: How to keep them.
@@ -112,8 +113,8 @@ def feature_pass(
     with evaluating(module):
         batches, capacity = share_batches(loader, limit)
         for batch in batches:
-            images, targets = images_and_labels(batch)
-            for kind, rows in encode(trainer, module, images, kinds).items():
+            views, targets = clean_views(batch)
+            for kind, rows in encode(trainer, module, views, kinds).items():
                 if kind not in stores:
                     stores[kind] = _Rows(capacity or len(rows), rows.shape[1:], dtype, device)
                 stores[kind].add(rows)
@@ -122,33 +123,55 @@ def feature_pass(
     return _assemble(stores, torch.cat(labels), counts, dtype, device)
 
 
-def encode(trainer: Trainer, module: LightningModule, images: Any, kinds: Iterable[str]) -> dict[str, Tensor]:
+def encode(
+    trainer: Trainer, module: LightningModule, views: Sequence[Any], kinds: Iterable[str]
+) -> dict[str, Tensor]:
     """Return features of a batch, each ``(B, ...)``; call it within :func:`evaluating`.
 
     Args:
         trainer: The running trainer, for its precision.
         module: As for :func:`feature_pass`.
-        images: Images ``(B, ...)``, or a nesting of tensors.
-        kinds: Which of ``"h"``, ``"z"``, ``"thumbnail"``.
+        views: One view of the items or several, such as ten crops of each image: h is the mean over them, and
+            z the projection of that.
+        kinds: Which of ``"h"``, ``"z"``, ``"thumbnail"``; there are no thumbnails of items that are no images
+            ``(B, C, H, W)`` and no clips ``(B, C, T, H, W)``, of which they show the middle frame.
     """
-    count = item_count(images)
-    images = map_tensors(
-        lambda x: trainer.precision_plugin.convert_input(x).to(module.device, non_blocking=True), images
-    )
+
+    def ready(x: Tensor) -> Tensor:
+        moved: Tensor = trainer.precision_plugin.convert_input(x).to(module.device, non_blocking=True)
+        return moved
+
+    def represent(view: Any) -> Any:
+        with explained(getattr(module, "backbone", module), view):
+            h: Any = module(view)
+        return h
+
+    count = item_count(views[0])
+    views = [map_tensors(view, ready) for view in views]
     found = {}
     # Around the network alone: it may set another default type, in which a loader's transforms would work.
     with trainer.precision_plugin.forward_context():
-        with explained(getattr(module, "backbone", module), images):
-            h = module(images)
+        h = mean_over_views(represent, views)
         rows = _rows_of(h, count, module)
         if "h" in kinds:
             found["h"] = rows.clone() if "z" in kinds else rows  # the head may work in place
         if "z" in kinds:
             found["z"] = _rows_of(module.projection_head(h), count, module)  # type: ignore[operator]
-    if "thumbnail" in kinds:
+    if "thumbnail" in kinds and (pictures := pictures_of(views[0])) is not None:
         size = (_THUMBNAIL, _THUMBNAIL)
-        found["thumbnail"] = F.interpolate(images.float(), size, mode="bilinear", antialias=True)
+        found["thumbnail"] = F.interpolate(pictures.float(), size, mode="bilinear", antialias=True)
     return found
+
+
+def pictures_of(view: Any) -> Tensor | None:
+    """Return pictures ``(B, C, H, W)`` of the items of a view, of clips the middle frame; None of others.
+
+    Args:
+        view: A view.
+    """
+    if not isinstance(view, Tensor) or view.ndim not in (4, 5):
+        return None
+    return view if view.ndim == 4 else view[:, :, view.shape[2] // 2]
 
 
 def collect_features(
@@ -161,8 +184,7 @@ def collect_features(
     Args:
         trainer: The running trainer, for its precision.
         module: Its ``forward`` gives h; for ``feature="z"`` its ``projection_head`` gives z.
-        loader: Batches ``(images, labels, ...)``, images ``(B, 3, H, W)`` and labels ``(B,)``, or dicts with
-            ``image`` and ``label``.
+        loader: As for :func:`feature_pass`.
         feature: ``"h"`` or ``"z"``.
 
     Returns:
@@ -176,8 +198,8 @@ def collect_features(
     features, labels = [], []
     with evaluating(module):
         for batch in loader:
-            images, targets = images_and_labels(batch)
-            features.append(encode(trainer, module, images, [feature])[feature].float())
+            views, targets = clean_views(batch)
+            features.append(encode(trainer, module, views, [feature])[feature].float())
             labels.append(targets.to(module.device, non_blocking=True))
     if not features:
         raise _nothing()
@@ -200,6 +222,8 @@ class _Rows:
             data[: self.count] = self.data[: self.count]
             self.data = data
         self.data[self.count : stop] = rows
+        if self.data.dtype != rows.dtype and self.data.dtype.itemsize < 4:
+            _check_kept(rows, self.data[self.count : stop])
         self.count = stop
 
     @property
@@ -236,6 +260,16 @@ def _assemble(
         int(sizes.sum()),
         sum(labelled for _, labelled, _ in found),
     )
+
+
+def _check_kept(rows: Tensor, kept: Tensor) -> None:
+    """Refuse rows that halves do not hold, such as those of an untrained network of videos."""
+    lost = int(((kept == 0).all(1) & (rows != 0).any(1)).sum()) if rows.ndim == 2 else 0
+    if lost:
+        raise NumericalError(
+            f"{lost} of {len(rows)} rows of features are zeros in {kept.dtype}: their largest entry is "
+            f"{float(rows.abs().max()):.1g}; set readouts.bank_dtype to float32"
+        )
 
 
 def _rows_of(features: Tensor, count: int, module: LightningModule) -> Tensor:

@@ -10,6 +10,7 @@ from mmcl_lightning.metrics.knn import (
     knn_scores,
 )
 from mmcl_lightning.metrics.logistic import LogisticModel, fit_logistic, logistic_path
+from mmcl_lightning.metrics.retrieval import recall_at_k
 from mmcl_lightning.metrics.sharded import FeatureShard, gather_in_order, sharded_knn_accuracy
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "knn_scores",
     "logistic_path",
     "rankme",
+    "recall_at_k",
     "sharded_knn_accuracy",
     "uniformity",
 ]

@@ -53,8 +53,9 @@ def check_norms(bad: int, count: int, name: str, dtype: torch.dtype) -> None:
 
 def reciprocal(norms: Tensor) -> Tensor:
     """Return the factors that bring rows of these lengths to length 1."""
-    # 1e-12 as torch's normalize: below it, the squares in the norm have long underflowed.
-    return norms.clamp_min(1e-12).reciprocal()
+    # Not 1e-12 as torch's normalize: untrained video networks give rows as short, and their squares are far
+    # from underflow.
+    return norms.clamp_min(1e-18).reciprocal()
 
 
 def without_autocast(device: torch.device) -> torch.autocast:

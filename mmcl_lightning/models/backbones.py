@@ -79,13 +79,14 @@ def build_backbone(
 
     Args:
         name: A torchvision ResNet (``"resnet50"``, ``"wide_resnet50_2"``, ...), ``"timm:NAME"`` for any
-            network of timm, or ``"conv4"`` (see :class:`Conv4`). Or a mapping of the name and the other
+            network of timm, ``"conv4"`` (see :class:`Conv4`), or for clips ``"s3d"`` (see
+            :class:`~mmcl_lightning.models.video.S3D`). Or a mapping of the name and the other
             arguments, as a configuration has it: ``{"name": "resnet18", "in_channels": 4}``.
         cifar_stem: For images of 32 to 64 pixels: conv1 becomes 3x3, stride 1, padding 1, and the
             max-pool is removed, as SimCLR (Chen et al. 2020, appendix B.9) does for CIFAR-10.
             torchvision ResNets only.
         pretrained: Start from the library's default ImageNet weights (a download) instead of a random
-            start. Not for ``"conv4"``, and not with another stem.
+            start. Not for ``"conv4"`` and ``"s3d"``, and not with another stem.
         in_channels: Channels of the images.
         **options: Of a timm network, such as ``img_size=96`` or ``dynamic_img_size=True``.
 
@@ -122,10 +123,10 @@ def build_backbone(
             f"Leave it False ('conv4' is built for 32x32 images as it is); with a recipe that sets it: "
             "--model.cifar_stem false."
         )
-    if name == "conv4":
+    if name in ("conv4", "s3d"):
         if pretrained:
-            raise ConfigError("pretrained=True: there are no published weights for 'conv4'.")
-        return Conv4(in_channels)
+            raise ConfigError(f"pretrained=True: there are no published weights for {name!r}.")
+        return Conv4(in_channels) if name == "conv4" else _s3d(in_channels)
     if name.startswith(_TIMM_PREFIX):
         return _timm_model(name.removeprefix(_TIMM_PREFIX), pretrained, in_channels, options)
     raise _unknown_name(name, resnets)
@@ -205,6 +206,14 @@ def _torchvision_resnet(name: str, cifar_stem: bool, pretrained: bool, in_channe
     return backbone
 
 
+def _s3d(in_channels: int) -> nn.Module:
+    from mmcl_lightning.models.video import S3D
+
+    if in_channels != 3:
+        raise ConfigError(f"s3d takes clips of 3 channels, got in_channels={in_channels}")
+    return S3D()
+
+
 def _timm_model(name: str, pretrained: bool, in_channels: int, options: dict[str, Any]) -> nn.Module:
     import timm  # seconds to import, and only these names need it
 
@@ -227,11 +236,12 @@ def _init_conv(conv: nn.Conv2d) -> None:
 
 
 def _unknown_name(name: str, known: Sequence[str]) -> ConfigError:
-    close = difflib.get_close_matches(name, [*known, "conv4"], n=4)
+    close = difflib.get_close_matches(name, [*known, "conv4", "s3d"], n=4)
     hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
     return ConfigError(
         f"Unknown backbone {name!r}.{hint} A name is a torchvision ResNet ('resnet18', 'resnet50', ...), "
-        f"'timm:NAME' ('timm:vit_small_patch16_224', ...) or 'conv4'; any nn.Module can be passed instead."
+        f"'timm:NAME' ('timm:vit_small_patch16_224', ...), 'conv4', or for clips 's3d'; any nn.Module can be "
+        "passed instead."
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
-from mmcl_lightning.batches import concatenate, split
+from mmcl_lightning.views import concatenate, split
 
 __all__ = ["encode_in_chunks"]
 
@@ -53,7 +53,7 @@ def encode_in_chunks(
 
     hs, zs = [], []
     for chunk in zip(*(split(view, chunk_size) for view in views), strict=True):
-        h, z = checkpoint(encode, concatenate(chunk), use_reentrant=False, context_fn=contexts)
+        h, z = checkpoint(encode, concatenate(*chunk), use_reentrant=False, context_fn=contexts)
         hs.append(h.chunk(len(views)))
         zs.append(z.chunk(len(views)))
     return _joined(hs), _joined(zs)

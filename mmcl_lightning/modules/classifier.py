@@ -19,7 +19,7 @@ from mmcl_lightning._accuracy import TopAccuracy
 from mmcl_lightning._lightning import replace_hyperparameters
 from mmcl_lightning._options import check_choice, check_number
 from mmcl_lightning._specs import to_spec
-from mmcl_lightning.batches import images_and_labels, names_of
+from mmcl_lightning.batches import clean_views, images_and_labels, names_of
 from mmcl_lightning.callbacks.averaging import average_anew
 from mmcl_lightning.distributed import gather_objects
 from mmcl_lightning.errors import ConfigError, DataError
@@ -29,6 +29,7 @@ from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
 from mmcl_lightning.modules.recording import record_options
 from mmcl_lightning.modules.resumable import ResumableModule, restoring
 from mmcl_lightning.modules.weights import backbone_from
+from mmcl_lightning.views import mean_over_views
 
 if TYPE_CHECKING:
     pass
@@ -40,7 +41,8 @@ class ClassifierModule(ResumableModule):
     """A pretrained backbone with a linear classifier on its representation h.
 
     A batch is ``images, labels = batch[0], batch[1]``, float ``(B, 3, H, W)`` and int64 ``(B,)``; rows with a
-    negative label do not count. Accuracy is over the images of all processes, each counted once.
+    negative label do not count. Accuracy is over the images of all processes, each counted once. In place of
+    the images that are judged may stand a list of views, such as ten crops, whose softmax is averaged.
 
     Args:
         checkpoint: Where the backbone's weights come from: a checkpoint of this package, an exported
@@ -104,6 +106,8 @@ class ClassifierModule(ResumableModule):
         replace_hyperparameters(self, to_spec({**self.hparams, **source, "checkpoint": checkpoint}))
         self.classifier: nn.Linear | None
         self.register_module("classifier", None)  # made when the number of classes is known
+        self.feature_norm: nn.BatchNorm1d | None
+        self.register_module("feature_norm", None)  # likewise, where the protocol has it
         self.curve: list[tuple[int, int, float]] = []  # (epochs, steps, top1): survives a resume
         self.described = ""  # the protocol as it is run, in words
         self.protocol_texts: dict[str, str] = {}  # the same for the ledger, by the name of its number
@@ -132,6 +136,11 @@ class ClassifierModule(ResumableModule):
         """Make the classifier, unless a checkpoint did; make images as those of the weights were."""
         take_over(self, keep_data=self.keep_data)
         datamodule = getattr(self.trainer, "datamodule", None)
+        task = getattr(datamodule, "task", "classify")
+        if stage == "validate" and task != "classify":  # in training two views are refused
+            raise ConfigError(
+                f"an evaluation needs one view of each image: set data.task to 'classify', got {task!r}"
+            )
         classes = self.num_classes or getattr(datamodule, "num_classes", None)
         if classes is None and self.classifier is not None:  # to predict images without labels
             return
@@ -190,9 +199,10 @@ class ClassifierModule(ResumableModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Count what is classified correctly."""
-        images, labels = self._images_and_labels(batch)
-        with explained(self.backbone, images):
-            scores = self.scores(self(images)).float()
+        views, labels = clean_views(batch)
+        labels = self._checked(labels)
+        with explained(self.backbone, views[0]):
+            scores = self._mean_scores([self(view) for view in views])
         assert self._accuracy is not None
         self._accuracy.update(scores, labels)
         self._loss_sum += float(_loss_sum(scores, labels))
@@ -221,10 +231,10 @@ class ClassifierModule(ResumableModule):
 
         ``predicted`` has the names of the classes with the largest score, or their indices without names.
         """
-        images, labels = images_and_labels(batch)
-        with explained(self.backbone, images):
-            h = self(images)
-        scores = self.scores(h)
+        views, labels = clean_views(batch)
+        with explained(self.backbone, views[0]):
+            hs = [self(view) for view in views]
+        h, scores = mean_over_views(lambda h: h, hs), self._mean_scores(hs)
         found = {"h": h, "scores": scores, "predicted": self._named(scores.argmax(1)), "target": labels}
         return found if (names := names_of(batch)) is None else {**found, "name": names}
 
@@ -236,8 +246,17 @@ class ClassifierModule(ResumableModule):
         """Return the scores ``(B, classes)`` of representations ``(B, F)``."""
         if self.classifier is None:
             raise ConfigError("there is no classifier yet: a trainer makes it, or load_from_checkpoint")
+        if self.feature_norm is not None:
+            h = self.feature_norm(F.normalize(h, dim=1, eps=1e-18))  # untrained networks have tiny features
         scores: Tensor = self.classifier(h)
         return scores
+
+    def _mean_scores(self, hs: list[Tensor]) -> Tensor:
+        """Return the scores of one view, or the logarithm of the mean softmax over several."""
+        if len(hs) == 1:
+            return self.scores(hs[0]).float()
+        probabilities: Tensor = mean_over_views(lambda h: self.scores(h).float().softmax(1), hs)
+        return probabilities.log()
 
     def configure_optimizers(self) -> Any:
         """Build the protocol's optimizer, and its schedule per step."""
@@ -326,24 +345,30 @@ class ClassifierModule(ResumableModule):
             f"{'protocol:':<14}{self.described}",
         ]
 
-    def _images_and_labels(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def _images_and_labels(self, batch: Any) -> tuple[Any, Tensor]:
         try:
             images, labels = images_and_labels(batch)
         except DataError as error:
             raise DataError(f"{error}: set task to 'classify' in a data module of ours") from error
-        labels = labels.to(images.device)
+        return images, self._checked(labels)
+
+    def _checked(self, labels: Tensor) -> Tensor:
+        """Return labels on the device, all of them of classes that there are."""
+        labels = labels.to(self.device)
         largest = int(labels.max())
         if self.classifier is not None and largest >= self.classifier.out_features:
             raise DataError(
                 f"a label is {largest}, and there are {self.classifier.out_features} classes, from 0"
             )
-        return images, labels
+        return labels
 
     def _make_classifier(self, classes: int) -> None:
         self.classifier = nn.Linear(feature_dim(self.backbone), classes, device=self.device)
-        if self.protocol.zero_init:
-            nn.init.zeros_(self.classifier.weight)
+        if self.protocol.init_std is not None:
+            nn.init.normal_(self.classifier.weight, std=self.protocol.init_std)
             nn.init.zeros_(self.classifier.bias)
+        if self.protocol.batch_norm:
+            self.feature_norm = nn.BatchNorm1d(feature_dim(self.backbone), device=self.device)
 
 
 def _divisor(length: int, most: int) -> int:

@@ -28,8 +28,9 @@ class LinearEvaluation(FrozenClassifier):
         checkpoint: Where the backbone's weights come from: a checkpoint of this package, an exported
             backbone, torchvision's own file; or ``"random"`` for a random start, the floor under all.
         protocol: ``"mmcl_small"``, the paper's for CIFAR and STL-10: Adam, lr 1e-3, constant, batch 512, on
-            augmented images; or ``"imagenet"``: SGD, lr 1.6 at batch 4096, linearly to 0, classifier from 0.
-            Both 100 epochs.
+            augmented images; ``"imagenet"``: SGD, lr 1.6 at batch 4096, linearly to 0, classifier from 0; or
+            ``"coclr"``, for videos: SGD, lr 0.1, a tenth after 60 and 80 epochs, batch 64, on h of unit
+            length through batch norm. All 100 epochs.
         bn_train: Let batch norm see batch statistics and move its running ones, as the published code does
             by calling ``train()`` on the frozen network. The check is then on the weights alone.
         **kwargs: Backbone, classes, lr and weight decay: see :class:`ClassifierModule`.
@@ -52,7 +53,7 @@ class LinearEvaluation(FrozenClassifier):
     def __init__(
         self,
         checkpoint: str | None = None,
-        protocol: Literal["mmcl_small", "imagenet"] = "mmcl_small",
+        protocol: Literal["mmcl_small", "imagenet", "coclr"] = "mmcl_small",
         bn_train: bool = False,
         **kwargs: Any,
     ):
@@ -69,7 +70,8 @@ class LinearEvaluation(FrozenClassifier):
 
     def trained(self) -> Iterable[nn.Parameter]:
         """Return the classifier's weights."""
-        return [] if self.classifier is None else self.classifier.parameters()
+        parts = [part for part in (self.feature_norm, self.classifier) if part is not None]
+        return [weight for part in parts for weight in part.parameters()]
 
     def on_train_start(self) -> None:
         """Remember what the backbone is."""

@@ -14,13 +14,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcl_lightning._options import check_flags, check_number, check_whole
 from mmcl_lightning._specs import from_spec
-from mmcl_lightning.batches import image_count, item_count, map_tensors, split
+from mmcl_lightning.batches import image_count
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses.mixing import HardNegativeMixing, MixingDraws
 from mmcl_lightning.losses.queue import InfoNCELoss, check_finite, unit_rows
 from mmcl_lightning.models import feature_dim
 from mmcl_lightning.modules.pretraining import PretrainingModule
+from mmcl_lightning.views import all_tensors, item_count, map_tensors, split
 
 __all__ = ["MoCo"]
 
@@ -58,7 +59,7 @@ class MoCo(PretrainingModule):
         projection_head: As in :class:`PretrainingModule`; ``"moco"`` for Linear F-F, ReLU, Linear F-128.
         optimizer: As in :class:`PretrainingModule`; ``None`` for SGD with lr 0.03 (for a batch of 256),
             momentum 0.9 and weight decay 1e-4, MoCo's choice.
-        lr_schedule: ``"cosine"`` to zero, or ``"constant"``; per optimizer step.
+        lr_schedule: As in :class:`PretrainingModule`.
         **kwargs: Backbone and optimisation: see :class:`PretrainingModule`. ``chunk_size`` counts images of
             one view here.
 
@@ -83,7 +84,7 @@ class MoCo(PretrainingModule):
         symmetric: bool = False,
         projection_head: Literal["imagenet", "cifar", "moco"] | nn.Module = "moco",
         optimizer: OptimizerCallable | None = None,
-        lr_schedule: Literal["cosine", "constant"] = "cosine",
+        lr_schedule: Literal["cosine", "constant", "step"] = "cosine",
         **kwargs: Any,
     ):
         if "schedule" in kwargs and kwargs["schedule"] is None:  # in a checkpoint of an earlier version
@@ -147,7 +148,16 @@ class MoCo(PretrainingModule):
         return step
 
     def loss_of_views(self, views: list[Any]) -> tuple[Tensor, Tensor]:
-        """Return the loss of queries against their keys and the queue, and h of the queries."""
+        """Return the loss of queries against their keys and the queue, and h of the queries.
+
+        Raises:
+            ConfigError: If the views are no tensors, such as graphs.
+        """
+        if not all_tensors(views):
+            raise ConfigError(
+                f"MoCo shuffles the items of tensors, and the views are of type {type(views[0]).__name__}: "
+                "use SimCLR or MMCL, which take graphs"
+            )
         queue = self.queue.clone()  # the buffer changes before the backward pass reads it
         where, losses, keys, representations = layout(), [], [], []
         for view in (0, 1) if self.symmetric else (0,):
@@ -186,12 +196,12 @@ class MoCo(PretrainingModule):
         with torch.no_grad():
             if not shuffle:
                 return gather_with_gradient(self._encode_keys(view))
-            everyone = map_tensors(gather_with_gradient, view)
+            everyone = map_tensors(view, gather_with_gradient)
             # Seeded by what all processes, and a resumed run, agree on.
             generator = torch.Generator().manual_seed(2 * int(self.keys_seen) + role)
             order = torch.randperm(item_count(everyone), generator=generator).to(self.device)
             chosen = order.chunk(where.world_size)[where.rank]
-            mine = map_tensors(lambda x: x[chosen], everyone)
+            mine = map_tensors(everyone, lambda x: x[chosen])
             return gather_with_gradient(self._encode_keys(mine))[order.argsort()]
 
     def _encode_keys(self, view: Any) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torchvision
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mmcl_lightning.datamodules import SSLDataModule
+from mmcl_lightning.datamodules import ImageDataModule
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.transforms import EvalTransform
 
@@ -17,13 +17,13 @@ __all__ = ["compare_with_checkpoint", "preprocessing_of", "published_preprocessi
 
 
 def preprocessing_of(module: Any) -> Preprocessing | None:
-    """Return how the images of a module's data module are made, or None for a data module of others.
+    """Return how the images of a module's data module are made, or None for any other data module.
 
     Args:
         module: A module with a trainer.
     """
     datamodule = getattr(module.trainer, "datamodule", None)
-    return datamodule.preprocessing() if isinstance(datamodule, SSLDataModule) else None
+    return datamodule.preprocessing() if isinstance(datamodule, ImageDataModule) else None
 
 
 def take_over(module: Any, keep_data: bool = False) -> None:
@@ -39,7 +39,7 @@ def take_over(module: Any, keep_data: bool = False) -> None:
     """
     datamodule = getattr(module.trainer, "datamodule", None)
     found = None if module.preprocessing is None else Preprocessing.from_plain(module.preprocessing)
-    if not isinstance(datamodule, SSLDataModule):
+    if not isinstance(datamodule, ImageDataModule):
         how = "the weights do not say how" if found is None else f"of {found}"
         rank_zero_info(f"images have to be made as those that the weights were trained on: {how}")
         module.preprocessing = None

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from mmcl_lightning._loading import PlainlyLoaded
 from mmcl_lightning._options import check_choice
-from mmcl_lightning.batches import images_and_labels, names_of
+from mmcl_lightning.batches import clean_views, names_of
 from mmcl_lightning.models import explained
 from mmcl_lightning.modules.preprocessing import take_over
 from mmcl_lightning.modules.weights import backbone_from
+from mmcl_lightning.views import mean_over_views
 
 __all__ = ["PretrainedBackbone"]
 
@@ -61,7 +62,7 @@ class PretrainedBackbone(PlainlyLoaded, LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Return ``h`` ``(B, F)``, ``target`` ``(B,)``; ``name`` if given."""
-        images, labels = images_and_labels(batch)
-        with explained(self.backbone, images):
-            found = {"h": self(images), "target": labels}
+        views, labels = clean_views(batch)
+        with explained(self.backbone, views[0]):
+            found = {"h": mean_over_views(self, views), "target": labels}
         return found if (names := names_of(batch)) is None else {**found, "name": names}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mmcl_lightning._lightning import has_trained, learning_rate_trial
 from mmcl_lightning._options import check_choice, check_flags, check_number, check_whole, is_number
 from mmcl_lightning._specs import from_spec, to_spec
-from mmcl_lightning.batches import concatenate, image_count, images_and_labels, names_of, views_of
+from mmcl_lightning.batches import clean_views, image_count, names_of, views_of
 from mmcl_lightning.callbacks.averaging import average_anew
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.errors import ConfigError, NumericalError
@@ -26,7 +26,14 @@ from mmcl_lightning.modules.recording import record_options
 from mmcl_lightning.modules.resumable import ResumableModule, restoring
 from mmcl_lightning.modules.weight_files import read_backbone
 from mmcl_lightning.modules.weights import load_backbone, make_backbone
-from mmcl_lightning.optim import WarmupConstant, WarmupCosine, parameter_groups, scale_learning_rate
+from mmcl_lightning.optim import (
+    WarmupConstant,
+    WarmupCosine,
+    WarmupSteps,
+    parameter_groups,
+    scale_learning_rate,
+)
+from mmcl_lightning.views import concatenate, mean_over_views
 
 __all__ = ["PretrainingModule"]
 
@@ -53,7 +60,8 @@ class PretrainingModule(ResumableModule):
             Biases and normalisation layers get no weight decay, and no trust ratio under LARS.
         lr_scaling: ``"linear"``: lr x batch / 256; ``"sqrt"``: lr x sqrt(batch); ``"none"``. The batch is
             the one over all devices and accumulated steps.
-        lr_schedule: ``"cosine"`` to zero, or ``"constant"``; per optimizer step.
+        lr_schedule: ``"cosine"`` to zero, ``"constant"``, or ``"step"``: a tenth after each of ``lr_steps``.
+        lr_steps: Epochs, increasing, after which ``"step"`` takes a tenth of the learning rate.
         warmup: Share of all steps, in [0, 1), that the learning rate rises over.
         chunk_size: Items that pass the network at a time, so that the batch, and with it the number of
             negatives, is not limited by the memory for activations. The gradient stays that of the whole
@@ -80,14 +88,16 @@ class PretrainingModule(ResumableModule):
         output_dim: int = 128,
         optimizer: OptimizerCallable | None = None,
         lr_scaling: Literal["sqrt", "linear", "none"] = "none",
-        lr_schedule: Literal["cosine", "constant"] = "constant",
+        lr_schedule: Literal["cosine", "constant", "step"] = "constant",
+        lr_steps: list[int] | None = None,
         warmup: float = 0.0,
         chunk_size: int | None = None,
         init_from: str | None = None,
     ):
         super().__init__()
         record_options(self)
-        check_choice("lr_schedule", lr_schedule, ("cosine", "constant"))
+        check_choice("lr_schedule", lr_schedule, ("cosine", "constant", "step"))
+        _check_lr_steps(lr_schedule, lr_steps)
         check_number("warmup", warmup, "in [0, 1)", "it is a share of all steps")
         if chunk_size is not None:
             check_whole(1, chunk_size=chunk_size)
@@ -105,6 +115,7 @@ class PretrainingModule(ResumableModule):
             self.optimizer = functools.partial(torch.optim.Adam, lr=1e-3, weight_decay=1e-6)
         self.lr_scaling = lr_scaling
         self.lr_schedule = lr_schedule
+        self.lr_steps = lr_steps
         self.warmup = warmup
         self.chunk_size = chunk_size
         self.init_from = init_from
@@ -167,9 +178,9 @@ class PretrainingModule(ResumableModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Return ``h`` ``(B, F)``, ``z`` ``(B, D)``, ``target`` ``(B,)``; ``name`` if the batch has it."""
-        images, labels = images_and_labels(batch)
-        with explained(self.backbone, images):
-            h = self(images)
+        views, labels = clean_views(batch)
+        with explained(self.backbone, views[0]):
+            h = mean_over_views(self, views)
         found = {"h": h.clone(), "z": self.projection_head(h), "target": labels}
         return found if (names := names_of(batch)) is None else {**found, "name": names}
 
@@ -192,9 +203,15 @@ class PretrainingModule(ResumableModule):
             optimizer = self.optimizer(parameter_groups(modules))
         except ValueError as error:  # torch's own checks of lr, betas, ...
             raise ConfigError(f"optimizer: {error}") from error
-        scheduled = self.lr_schedule == "cosine" or self.warmup > 0
+        scheduled = self.lr_schedule != "constant" or self.warmup > 0
         # It also sets up the loader that the next line reads.
-        steps = self.planned_steps("a cosine or a warm-up" if scheduled else None)
+        steps = self.planned_steps(
+            "a schedule or a warm-up"
+            if self.lr_schedule == "step"
+            else "a cosine or a warm-up"
+            if scheduled
+            else None
+        )
         batch_size = self.global_batch_size()
         if batch_size is None and self.lr_scaling != "none" and self.lr is None:
             raise ConfigError(
@@ -211,6 +228,11 @@ class PretrainingModule(ResumableModule):
         warmup_steps = round(self.warmup * steps)
         if self.lr_schedule == "cosine":
             scheduler: Any = WarmupCosine(optimizer, warmup_steps, int(steps))
+        elif self.lr_schedule == "step":
+            in_epoch = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
+            scheduler = WarmupSteps(
+                optimizer, warmup_steps, [epoch * in_epoch for epoch in self.lr_steps or []]
+            )
         else:
             scheduler = WarmupConstant(optimizer, warmup_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -231,7 +253,7 @@ class PretrainingModule(ResumableModule):
             return h.detach().clone(), self.projection_head(h)  # a copy: the head may work in place
 
         if self.chunk_size is None or not torch.is_grad_enabled():
-            h, z = encode(concatenate(views))
+            h, z = encode(concatenate(*views))
             return h, z.chunk(len(views))
         hs, zs = encode_in_chunks(encode, views, self.chunk_size, [self.backbone, self.projection_head])
         return torch.cat(hs), zs
@@ -247,6 +269,18 @@ class PretrainingModule(ResumableModule):
                 return None
             where = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
             raise NumericalError(f"{where} step {self.global_step}: {error}") from error
+
+
+def _check_lr_steps(schedule: str, steps: list[int] | None) -> None:
+    if (schedule == "step") != bool(steps):
+        raise ConfigError(
+            "lr_steps has the epochs at which lr_schedule 'step' lowers the learning rate: give both or "
+            f"none, got lr_schedule {schedule!r} and lr_steps {steps}"
+        )
+    for epoch in steps or []:
+        check_whole(1, lr_steps=epoch)
+    if steps and sorted(set(steps)) != list(steps):
+        raise ConfigError(f"lr_steps must be increasing epochs, got {steps}")
 
 
 def _plain(value: Any) -> Any:

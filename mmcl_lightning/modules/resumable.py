@@ -102,7 +102,9 @@ class ResumableModule(PlainlyLoaded, LightningModule):
 
     def _schedule(self) -> dict[str, Any]:
         """Options of the schedule, which goes on as it was too."""
-        return {name: getattr(self, name) for name in ("lr_schedule", "warmup") if hasattr(self, name)}
+        return {
+            name: getattr(self, name) for name in ("lr_schedule", "lr_steps", "warmup") if hasattr(self, name)
+        }
 
     def on_train_start(self) -> None:
         """Let an interrupted epoch continue with the next batch, and a finished one with the next epoch."""

@@ -16,11 +16,16 @@ from torch.utils.data import DataLoader, IterableDataset
 from mmcl_lightning._options import check_choice, check_whole
 from mmcl_lightning.batches import labels_of
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
-from mmcl_lightning.features import evaluating
+from mmcl_lightning.features import evaluating, pictures_of
 from mmcl_lightning.transforms import ImageTransform
 from mmcl_lightning.transforms.images import for_the_eye
+from mmcl_lightning.views import is_view
 
-__all__ = ["HeldOutImages", "choose_images", "held_out_loader", "take_images"]
+__all__ = ["HeldOutImages", "NoPicturesError", "choose_images", "held_out_loader", "take_images"]
+
+
+class NoPicturesError(DataError):
+    """The items are no images and no clips, such as graphs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +33,7 @@ class HeldOutImages:
     """Images as a network takes them, and what is known about them.
 
     Args:
-        views: One tensor or two, each ``(N, 3, H, W)``.
+        views: One tensor or two, each ``(N, 3, H, W)``, or clips ``(N, 3, T, H, W)``.
         targets: Class indices, shape ``(N,)``, int64, -1 = unlabelled.
         positions: Where each image stands in its data set, shape ``(N,)``.
         statistics: Mean and std that the views were normalised with, each ``(3, 1, 1)``, or None.
@@ -51,12 +56,12 @@ class HeldOutImages:
         return len(self.targets)
 
     def picture(self, view: int, index: int) -> Tensor:
-        """Return one image for the eye, ``(3, H, W)`` in [0, 1], its normalisation undone.
+        """Return one image for the eye, or a clip's middle frame, ``(3, H, W)`` in [0, 1], un-normalised.
 
         Where the normalisation is not known and values leave [0, 1], black and white are the least and the
         largest value of all images.
         """
-        picture = self.views[view][index].float()
+        picture = pictures_of(self.views[view][index : index + 1])[0].float()  # type: ignore[index]
         if self.statistics is not None:
             mean, std = self.statistics
             picture = picture * std + mean
@@ -151,6 +156,7 @@ def take_images(loader: Iterable[Any], count: int, seed: int, datamodule: Any = 
         datamodule: Whose ``class_names`` are the names of the classes, if it has them.
 
     Raises:
+        NoPicturesError: If the items are no images and no clips.
         DataError: If there are fewer than two images.
         ShapeError: If a batch has another structure.
     """
@@ -188,7 +194,9 @@ def _structure(batch: Any, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return the views of the first ``count`` images and their labels, -1 where there are none."""
     first = batch[0] if isinstance(batch, list | tuple) and len(batch) else batch
     views = tuple(first) if isinstance(first, list | tuple) else (first,)
-    if len(views) not in (1, 2) or not all(isinstance(v, Tensor) and v.ndim == 4 for v in views):
+    if all(map(is_view, views)) and not any(isinstance(view, Tensor) for view in views):
+        raise NoPicturesError(f"there are no pictures to look at: the items are {type(views[0]).__name__}")
+    if len(views) not in (1, 2) or not all(isinstance(v, Tensor) and v.ndim in (4, 5) for v in views):
         raise ShapeError(
             "a batch must start with images (B, 3, H, W) or a list of two views of that shape, got "
             f"{[tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for v in views]}"

@@ -16,7 +16,7 @@ from mmcl_lightning.negatives.held_out import HeldOutImages
 
 __all__ = ["find_support_vectors", "mmcl_criterion"]
 
-_CHUNK = 128  # images that pass the network at a time
+_CHUNK = 128  # images that pass the network at a time, or clips of as many frames
 
 
 def find_support_vectors(trainer: Trainer, module: LightningModule, images: HeldOutImages) -> SupportVectors:
@@ -69,7 +69,8 @@ def _project(trainer: Trainer, module: LightningModule, images: Tensor) -> Tenso
     head = getattr(module, "projection_head", None)
     parts = []
     with evaluating(module), trainer.precision_plugin.forward_context():
-        for chunk in torch.split(images, _CHUNK):
+        frames = images.shape[2] if images.ndim == 5 else 1
+        for chunk in torch.split(images, max(1, _CHUNK // frames)):
             h = module(trainer.precision_plugin.convert_input(chunk).to(module.device))
             parts.append((h if head is None else head(h)).float())
     return torch.cat(parts)

@@ -2,13 +2,20 @@
 
 from mmcl_lightning.optim.lars import LARS
 from mmcl_lightning.optim.param_groups import parameter_groups
-from mmcl_lightning.optim.schedules import WarmupConstant, WarmupCosine, WarmupLinear, scale_learning_rate
+from mmcl_lightning.optim.schedules import (
+    WarmupConstant,
+    WarmupCosine,
+    WarmupLinear,
+    WarmupSteps,
+    scale_learning_rate,
+)
 
 __all__ = [
     "LARS",
     "WarmupConstant",
     "WarmupCosine",
     "WarmupLinear",
+    "WarmupSteps",
     "parameter_groups",
     "scale_learning_rate",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import warnings
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch.optim import Optimizer
@@ -13,7 +15,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from mmcl_lightning._options import check_whole
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["WarmupConstant", "WarmupCosine", "WarmupLinear", "scale_learning_rate"]
+__all__ = ["WarmupConstant", "WarmupCosine", "WarmupLinear", "WarmupSteps", "scale_learning_rate"]
+
+_DROP = 0.1
 
 
 class WarmupConstant(LambdaLR):
@@ -62,6 +66,34 @@ class WarmupConstant(LambdaLR):
                 )
         # A checkpoint of an earlier version has no lambdas; ours have no state of their own.
         super().load_state_dict({**state_dict, "lr_lambdas": [None] * len(self.lr_lambdas)})
+
+
+class WarmupSteps(WarmupConstant):
+    """Linear warm-up, then the optimiser's learning rate, a tenth of it after each of some steps.
+
+    Args:
+        optimizer: Its groups' ``lr`` are the rates after the warm-up.
+        warmup_steps: Optimiser steps of warm-up, >= 0.
+        drops: Optimiser steps from which on the rate is a tenth of what it was, increasing.
+        last_epoch: Last step already done; -1 starts afresh (torch's name, the unit is steps).
+
+    Raises:
+        ConfigError: If a step is no whole number, or they do not increase.
+    """
+
+    _horizon = ("warmup_steps", "drops")
+
+    def __init__(
+        self, optimizer: Optimizer, warmup_steps: int, drops: Sequence[int], last_epoch: int = -1
+    ) -> None:
+        self.drops = [_whole("drops", drop, minimum=0) for drop in drops]
+        if sorted(set(self.drops)) != self.drops:
+            raise ConfigError(f"the learning rate must drop at increasing steps, got {list(drops)}")
+        super().__init__(optimizer, warmup_steps, last_epoch)
+
+    def factor(self, step: int) -> float:
+        """Return the share of the optimiser's learning rate that a step uses, in [0, 1]."""
+        return super().factor(step) * _DROP ** bisect.bisect_right(self.drops, step)
 
 
 class _WarmupDecay(WarmupConstant):

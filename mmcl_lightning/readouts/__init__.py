@@ -7,6 +7,7 @@ from mmcl_lightning.readouts.knn import KNN
 from mmcl_lightning.readouts.linear_probe import LinearProbe
 from mmcl_lightning.readouts.logistic import LogisticRegression
 from mmcl_lightning.readouts.reading import ImagesToRead, Reading
+from mmcl_lightning.readouts.retrieval import Retrieval
 from mmcl_lightning.readouts.support_vectors import SupportVectorGrid
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "LogisticRegression",
     "Reading",
     "Readout",
+    "Retrieval",
     "SupportVectorGrid",
 ]

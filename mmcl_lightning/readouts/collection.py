@@ -11,6 +11,7 @@ from mmcl_lightning.readouts.health import Health
 from mmcl_lightning.readouts.knn import KNN
 from mmcl_lightning.readouts.linear_probe import LinearProbe
 from mmcl_lightning.readouts.logistic import LogisticRegression
+from mmcl_lightning.readouts.retrieval import Retrieval
 from mmcl_lightning.readouts.support_vectors import SupportVectorGrid
 
 __all__ = ["EARLIER", "collect_readouts", "merged_state"]
@@ -19,6 +20,7 @@ _KINDS: dict[str, type[Readout]] = {
     "knn": KNN,
     "logistic": LogisticRegression,
     "probe": LinearProbe,
+    "retrieval": Retrieval,
     "health": Health,
     "support_vectors": SupportVectorGrid,
     "embedding": Embedding,

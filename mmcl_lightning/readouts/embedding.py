@@ -52,11 +52,12 @@ class Embedding(Readout):
         labels = found.evenly_spaced(found.labels, self.images, device).tolist()
         names = getattr(reading.datamodule, "class_names", None)
         words = ["unlabelled" if i < 0 else str(i if names is None else names[i]) for i in labels]
+        if (thumbnails := rows.get("thumbnail")) is None:
+            self.inform_once("there are no pictures of the items, and the embedding has none")
+        pictures = None if thumbnails is None else _in_unit_range(thumbnails)
         for board in reading.boards:
             for kind in sorted(kinds):
-                board.add_embedding(
-                    rows[kind], words, _in_unit_range(rows["thumbnail"]), reading.trainer.global_step, kind
-                )
+                board.add_embedding(rows[kind], words, pictures, reading.trainer.global_step, kind)
         return {}
 
 

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmcl_lightning._options import check_whole
-from mmcl_lightning.batches import concatenate, views_of
+from mmcl_lightning.batches import views_of
 from mmcl_lightning.distributed import gather_objects, layout
 from mmcl_lightning.errors import ShapeError
 from mmcl_lightning.features import encode, evaluating
 from mmcl_lightning.metrics import EffectiveRank, alignment, feature_std, rankme, uniformity
 from mmcl_lightning.readouts.base import Readout
 from mmcl_lightning.readouts.reading import Reading
+from mmcl_lightning.views import concatenate
 
 __all__ = ["Health"]
 
@@ -105,7 +106,7 @@ class Health(Readout):
                 views = _two_views(batch)
                 if views is None or count >= share:
                     break
-                rows = encode(reading.trainer, reading.module, concatenate(views), [kind])[kind]
+                rows = encode(reading.trainer, reading.module, [concatenate(*views)], [kind])[kind]
                 z0, z1 = rows.float().chunk(2)
                 total += alignment(z0, z1).item() * len(z0)
                 count += len(z0)

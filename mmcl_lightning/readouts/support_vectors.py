@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from mmcl_lightning._options import check_choice, check_whole
 from mmcl_lightning.losses import MMCLLoss
 from mmcl_lightning.negatives import HeldOutImages, Selection, choose_images, find_support_vectors
+from mmcl_lightning.negatives.held_out import NoPicturesError
 from mmcl_lightning.readouts.base import Readout, epochs
 from mmcl_lightning.readouts.reading import Reading
 
@@ -88,9 +89,12 @@ class SupportVectorGrid(Readout):
             rank_zero_info("the loss has no support vectors, so there are no pictures of them")
         elif reading.has_tensorboard:
             seed = self.selection.seed
-            self._chosen = choose_images(
-                reading.module, reading.datamodule, self.images, self.views, seed, self.loader
-            )
+            try:
+                self._chosen = choose_images(
+                    reading.module, reading.datamodule, self.images, self.views, seed, self.loader
+                )
+            except NoPicturesError as error:
+                self.inform_once(f"{error}, and the negatives that count are not drawn")
 
     def compute(self, reading: Reading) -> dict[str, float]:
         """Draw the picture; there are no values."""

@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader
 from mmcl_lightning.datamodules import ShapesDataModule, SSLDataModule
 from mmcl_lightning.datamodules.datasets import BatchedViews, ViewDataset
 from mmcl_lightning.datamodules.loading import EpochSampler, ResumableDataLoader, mix_seed
-from mmcl_lightning.datamodules.sources import balanced_subset
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.datamodules.sources import ArraySource, Source, balanced_subset, grouped_subset
+from mmcl_lightning.datamodules.splits import Splits
+from mmcl_lightning.errors import ConfigError, ShapeError
 from mmcl_lightning.transforms import CentralCrop, EvalTransform, MultiView, SimCLRTransform
 
 
@@ -395,3 +396,89 @@ def test_what_a_batch_at_once_cannot_do_is_said() -> None:
     items = [((torch.zeros(3, 8, size, dtype=torch.uint8), []), 0) for size in (8, 9)]
     with pytest.raises(ConfigError, match="images of one size, and there are 8 x 8 and 9 x 8 pixels"):
         collate(items)
+
+
+def test_groups_are_held_out_as_a_whole() -> None:
+    groups = np.repeat(np.arange(12), 3)
+    targets = np.repeat(np.arange(4), 9)
+    for seed in range(5):
+        chosen = grouped_subset(targets, groups, 10, seed)
+        assert len(chosen) == 12  # four groups, one of each class
+        assert np.bincount(targets[chosen]).tolist() == [3] * 4
+        assert not set(groups[chosen]) & set(np.delete(groups, chosen))
+    assert (grouped_subset(targets, None, 10, 3) == balanced_subset(targets, 10, 3)).all()
+    source = ArraySource(np.zeros((36, 4, 4, 3), np.uint8), targets)
+    source.groups = groups
+    held = Splits(source, None, source, None).hold_out(10, seed=0)
+    assert held.query is not None
+    assert held.query.groups is not None
+    assert held.bank is not None
+    assert (len(held.query), len(held.bank), len(held.pretrain)) == (12, 24, 24)
+    assert not set(held.query.groups) & set(held.bank.groups)
+    with pytest.raises(ConfigError, match="whole groups of so many leave nothing to train on"):
+        Splits(source, None, source, None).hold_out(34, seed=0)
+
+
+class Numbers(Source):
+    """Items that are no images."""
+
+    def __init__(self, count: int) -> None:
+        self.targets = np.arange(count) % 2
+
+    def item(self, index: int) -> Any:
+        return index
+
+    def digest(self, index: int) -> bytes:
+        return str(index).encode()
+
+
+class NumbersDataModule(SSLDataModule):
+    """A data module of items that are no images: views are vectors."""
+
+    class_names = ("even", "odd")  # type: ignore[assignment]
+    keep_last_batch = True
+
+    def load_splits(self) -> Splits:
+        train, test = Numbers(21), Numbers(6)
+        return Splits(train, None, train, test)
+
+    def default_train_transform(self) -> Any:
+        return MultiView(lambda number: torch.randn(4) + number)
+
+    def default_eval_transform(self) -> Any:
+        return lambda number: [torch.full((4,), float(number)), torch.full((4,), -float(number))]
+
+
+def test_items_need_not_be_images() -> None:
+    data = NumbersDataModule(batch_size=8, eval_batch_size=4, num_workers=0)
+    data.setup()
+    views, _ = next(iter(data.train_dataloader()))
+    assert [view.shape for view in views] == [(8, 4), (8, 4)]
+    assert [len(targets) for _, targets in data.train_dataloader()] == [8, 8, 5]
+    assert data.val_dataloader() == []
+    loaders = data.knn_dataloaders()
+    assert loaders is not None
+    clean, targets = next(iter(loaders[1]))
+    assert [view[:, 0].tolist() for view in clean] == [[0, 1, 2, 3], [0, -1, -2, -3]]
+    assert targets.tolist() == [0, 1, 0, 1]
+    assert data.fingerprint()["query"].startswith("6 images, ")
+    again = NumbersDataModule(batch_size=7, num_workers=0)
+    again.setup()
+    assert [len(targets) for _, targets in again.train_dataloader()] == [7, 7, 7]
+    one_left = NumbersDataModule(batch_size=10, num_workers=0)  # batch norm needs two
+    one_left.setup()
+    assert [len(targets) for _, targets in one_left.train_dataloader()] == [10, 10]
+
+
+def test_items_with_unequal_numbers_of_views() -> None:
+    class Uneven(NumbersDataModule):
+        def default_eval_transform(self) -> Any:
+            return lambda number: [torch.zeros(4)] * (1 + number)
+
+    data = Uneven(batch_size=8, eval_batch_size=4, num_workers=0)
+    data.setup()
+    with pytest.raises(ShapeError, match=r"have 1 to 4 views: set data\.eval_batch_size to 1"):
+        next(iter(data.health_dataloader()))
+    alone = Uneven(batch_size=8, eval_batch_size=1, num_workers=0)
+    alone.setup()
+    assert [len(views) for views, _ in alone.health_dataloader()][:3] == [1, 2, 3]

@@ -49,7 +49,7 @@ def test_predict_split(cifar10_root: Path, split: str, expected: int) -> None:
 def test_evaluation_images_are_the_stored_pixels(cifar10_root: Path) -> None:
     data = CIFAR10DataModule(root=str(cifar10_root), num_workers=0)
     image, _ = data.knn_dataloaders()[1].dataset[3]
-    stored = torch.from_numpy(np.array(data.splits.query.image(3))).permute(2, 0, 1) / 255
+    stored = torch.from_numpy(np.array(data.splits.query.item(3))).permute(2, 0, 1) / 255
     mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
     std = torch.tensor([0.2023, 0.1994, 0.2010]).view(3, 1, 1)
     torch.testing.assert_close(image, (stored - mean) / std)

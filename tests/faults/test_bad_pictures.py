@@ -59,7 +59,7 @@ def epoch(data: ImageFolderDataModule, number: int) -> tuple[torch.Tensor, torch
 def test_an_error_names_file_reason_and_option(photos: Path) -> None:
     data = folder(photos, on_bad_image="error")
     with pytest.raises(DataError, match=r"03\.png cannot be read \(.+\); .* --data.on_bad_image skip goes"):
-        data.splits.pretrain.image(3)
+        data.splits.pretrain.item(3)
 
 
 def test_another_picture_takes_the_place_by_seed_epoch_and_position_alone(photos: Path) -> None:
@@ -138,7 +138,7 @@ def test_of_many_twenty_are_named(tmp_path: Path) -> None:
 
 def test_a_disk_that_has_gone_ends_the_run(tmp_path: Path) -> None:
     class Gone(ArraySource):
-        def image(self, index: int) -> Image.Image:
+        def item(self, index: int) -> Image.Image:
             raise DataError(f"no {index}")
 
     with pytest.raises(DataError, match="100 images in a row cannot be read, the first of them: no 7"):

@@ -29,7 +29,7 @@ from torch.utils.data import (
 
 from mmcl_lightning.batches import images_and_labels
 from mmcl_lightning.distributed import layout
-from mmcl_lightning.errors import DataError, ShapeError
+from mmcl_lightning.errors import DataError, NumericalError, ShapeError
 from mmcl_lightning.features import FeaturePass, feature_pass
 from mmcl_lightning.features._sharing import share_batches
 from mmcl_lightning.metrics import gather_in_order
@@ -297,3 +297,32 @@ def test_features_must_be_one_vector_per_image() -> None:
         ShapeError, match=r"Expected features \(2, F\) of 2 images from Maps, got \(2, 3, 2, 2\)"
     ):
         feature_pass(trainer, module, [(IMAGE, torch.zeros(2, dtype=torch.long))])
+
+
+def test_several_views_are_averaged() -> None:
+    module, trainer = Mean(), SimpleNamespace(precision_plugin=Precision())
+    one, other = torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)
+    labels = torch.tensor([1, 0])
+    expected = (one.mean(dim=(2, 3)) + other.mean(dim=(2, 3))) / 2
+    found = feature_pass(trainer, module, [([one, other], labels)], ["h", "thumbnail"])
+    torch.testing.assert_close(found.features["h"], expected)
+    assert found.labels.tolist() == [1, 0]
+    same = feature_pass(trainer, module, [([one] * 4, labels)]).features["h"]
+    assert torch.equal(same, feature_pass(trainer, module, [(one, labels)]).features["h"])
+    assert torch.equal(found.features["thumbnail"], pictures(one))
+    with pytest.raises(ShapeError, match=r"must have one shape, got \(2, 3, 4, 4\), \(1, 3, 4, 4\)"):
+        feature_pass(trainer, module, [([one, other[:1]], labels)])
+
+
+def pictures(images: Tensor) -> Tensor:
+    return nn.functional.interpolate(images, (32, 32), mode="bilinear", antialias=True)
+
+
+def test_rows_that_halves_do_not_hold_are_refused() -> None:
+    module, trainer = Mean(), SimpleNamespace(precision_plugin=Precision())
+    batches = [(IMAGE * 1e-12, torch.zeros(2, dtype=torch.long))]
+    assert feature_pass(trainer, module, batches).features["h"].abs().max() > 0
+    with pytest.raises(
+        NumericalError, match=r"2 of 2 rows of features are zeros in torch\.float16: .*set readouts"
+    ):
+        feature_pass(trainer, module, batches, dtype=torch.float16)

@@ -472,3 +472,41 @@ def test_too_few_steps_are_said(weights: str, tmp_path: Path) -> None:
     )
     assert len(said(accumulate_grad_batches=3)) == 1
     assert EVALUATION_PROTOCOLS["mmcl_small"].fewest_steps == 1000, "those of the paper on STL-10 are enough"
+
+
+class Crops(torch.utils.data.Dataset[Any]):
+    """Several views of each image: shifted ones, or the same one again."""
+
+    def __init__(self, loader: Any, shifts: list[int]) -> None:
+        self.images, self.shifts = loader.dataset, shifts
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[list[Tensor], Tensor]:
+        image, label = self.images[index]
+        return [image.roll(shift, dims=-1) for shift in self.shifts], label
+
+
+def test_several_views_are_judged_by_their_mean_softmax(weights: str, tmp_path: Path) -> None:
+    module = linear(weights)
+    run = fit(tmp_path, module)
+    plain = run.validate(module, held_out(), verbose=False)[0]
+    same = torch.utils.data.DataLoader(Crops(held_out(), [0] * 4), batch_size=5)
+    assert run.validate(module, same, verbose=False)[0] == pytest.approx(plain, abs=1e-6)
+    crops = torch.utils.data.DataLoader(Crops(held_out(), [0, 3, 7]), batch_size=TEST)
+    views, labels = next(iter(crops))
+    with torch.no_grad():
+        module.eval()
+        mean = torch.stack([module.scores(module(view)).softmax(1) for view in views]).mean(0)
+    expected = {
+        "linear/top1": float((mean.argmax(1) == labels).float().mean()),
+        "linear/loss": float(F.nll_loss(mean.log(), labels)),
+    }
+    found = run.validate(module, crops, verbose=False)[0]
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    step = module.predict_step((views, labels), 0)
+    torch.testing.assert_close(step["scores"].softmax(1), mean)
+    torch.testing.assert_close(step["h"], torch.stack([module(view) for view in views]).mean(0))
+    with pytest.raises(DataError, match="got 3 views"):
+        module.training_step((views, labels), 0)

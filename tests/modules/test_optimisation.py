@@ -84,6 +84,15 @@ def test_warmup_and_cosine_count_optimizer_steps(accumulate: int, tmp_path: Path
     assert recorder.lr == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("accumulate", "warmup"), [(1, 0.0), (3, 0.0), (1, 0.25)])
+def test_the_rate_drops_after_epochs(accumulate: int, warmup: float, tmp_path: Path) -> None:
+    module = mmcl(optimizer=SGD, lr_schedule="step", lr_steps=[1, 3], warmup=warmup)
+    recorder = fitted(tmp_path, module, max_epochs=4, accumulate_grad_batches=accumulate)
+    shares = [1] * 4 + [0.1] * 8 + [0.01] * 4
+    rising = [min(1, (step + 1) / 5) for step in range(16)] if warmup else [1] * 16
+    assert recorder.lr == pytest.approx([0.1 * a * b for a, b in zip(shares, rising, strict=True)])
+
+
 def test_last_step_of_a_short_epoch_is_counted(tmp_path: Path) -> None:
     # 4 batches, 3 to a step: Lightning steps twice per epoch.
     module = mmcl(optimizer=SGD, lr_schedule="cosine")
@@ -112,7 +121,11 @@ def test_a_run_without_end_has_a_constant_rate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"lr_schedule": "step"}, "lr_schedule must be 'cosine' or 'constant'"),
+        ({"lr_schedule": "linear"}, "lr_schedule must be 'cosine', 'constant' or 'step'"),
+        ({"lr_schedule": "step"}, "give both or none, got lr_schedule 'step' and lr_steps None"),
+        ({"lr_steps": [1]}, r"got lr_schedule 'constant' and lr_steps \[1\]"),
+        ({"lr_schedule": "step", "lr_steps": [2, 1]}, r"lr_steps must be increasing epochs, got \[2, 1\]"),
+        ({"lr_schedule": "step", "lr_steps": [0, 1]}, "lr_steps must be an integer >= 1"),
         ({"warmup": 1.0}, r"in \[0, 1\), got 1.0"),
         ({"lr_scaling": "log"}, "scaling rule 'log'"),
         ({"projection_head": "cifra"}, "'imagenet', 'cifar', 'moco' or a module"),

@@ -33,7 +33,7 @@ def test_h_is_what_the_backbone_gave_though_the_head_works_in_place(tmp_path: Pa
     assert torch.equal(module.project([x, x])[0], torch.cat([h, h]))
     assert torch.equal(module.predict_step((x, torch.zeros(4, dtype=torch.int64)), 0)["h"], h)
     with evaluating(module):
-        assert torch.equal(encode(trainer(tmp_path), module, x, ["h", "z"])["h"], h)
+        assert torch.equal(encode(trainer(tmp_path), module, [x], ["h", "z"])["h"], h)
 
 
 class TwoInputs(nn.Module):
