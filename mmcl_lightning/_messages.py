@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-from mmcl_lightning._text import plain
+from mmcl_lightning._text import plain, plain_lines
 from mmcl_lightning.errors import MMCLError
 
 __all__ = ["class_names", "filter_warnings", "main_message", "plain_message", "unknown_arguments"]
@@ -254,8 +254,9 @@ def filter_warnings() -> None:
     warnings.filterwarnings("ignore", message=".*this fit will run with no optimizer")  # as it should
     warnings.formatwarning = _format_warning
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    if _no_tip not in logger.filters:
-        logger.addFilter(_no_tip)
+    for change in (_no_tip, _plain_record):
+        if change not in logger.filters:
+            logger.addFilter(change)
 
 
 def _format_warning(
@@ -264,9 +265,15 @@ def _format_warning(
     """Our own warnings as sentences; those of others with their place, as usual."""
     if filename.startswith(_HERE):
         return f"warning: {plain(message)}\n"
-    return f"{filename}:{lineno}: {message}\n"
+    return f"{filename}:{lineno}: {plain_lines(message)}\n"
 
 
 def _no_tip(record: logging.LogRecord) -> bool:
     """Whether a message of Lightning is worth printing."""
     return not any(text in record.getMessage() for text in ("Tip: For seamless cloud", "Loading `train_data"))
+
+
+def _plain_record(record: logging.LogRecord) -> bool:
+    """Let what ``rank_zero_info`` prints steer no terminal; see :func:`~mmcl_lightning._text.say`."""
+    record.msg, record.args = plain_lines(record.getMessage()), ()
+    return True

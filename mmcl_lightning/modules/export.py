@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import Literal
@@ -70,9 +71,18 @@ def export_backbone(
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as place:
         draft = Path(place) / target.name
         said = chosen.write(source, draft)
+        _give_usual_mode(draft, Path(place) / f"{target.name}.new")
         shutil.move(draft, target)
     stem = ", with the 3x3 stem of small images" if source.cifar_stem else ""
     return f"Wrote {target}: {len(file.weights)} tensors of {source.name or 'the backbone'}{stem}; {said}"
+
+
+def _give_usual_mode(written: Path, new: Path) -> None:
+    """Let files be as readable as new files are: safetensors makes its own for their owner alone."""
+    new.touch()
+    for path in [written, *written.rglob("*")]:
+        if path.is_file():
+            path.chmod(stat.S_IMODE(new.stat().st_mode))
 
 
 def _source(checkpoint: str, backbone: str | None, cifar_stem: bool | None) -> Source:
