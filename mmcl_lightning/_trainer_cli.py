@@ -33,6 +33,7 @@ from mmcl_lightning.callbacks.job import JobMark, requeued_runs
 from mmcl_lightning.callbacks.monitors import MonitorCheck
 from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
 from mmcl_lightning.callbacks.skipped import SkippedImages
+from mmcl_lightning.callbacks.stopping import StopAtOnce
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.negatives.command import draw_negatives
 
@@ -146,6 +147,8 @@ class MMCLCLI(LightningCLI):
         bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if self.subcommand == "fit" and not (bar and sys.stderr.isatty()):
             callbacks.append(EpochLines())
+        if self.subcommand != "fit":
+            callbacks.append(StopAtOnce())
         return trainer
 
     def after_instantiate_classes(self) -> None:
