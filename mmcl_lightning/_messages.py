@@ -71,6 +71,10 @@ _MOVED = {
 }
 
 
+#: Modules of others that a configuration may name, and the extra of this package that has them.
+_EXTRAS = {"pl_bolts": "bolts", "scipy": "evaluate", "matplotlib": "report", "tifffile": "tiff"}
+
+
 def _unknown_class(match: re.Match[str]) -> str:
     if match[1] in ("true", "True"):
         return "expected options, such as {} for the defaults, got true"
@@ -114,6 +118,10 @@ def main_message(message: str) -> str:
     if moved and "callbacks" in where:
         return f"{where}{moved[1]} is a readout, no callback: give its options as readouts.{_MOVED[moved[1]]}"
     text = " ".join(dict.fromkeys(lines))
+    if absent := re.search(r"No module named '([\w.]+)'", text):
+        extra = _EXTRAS.get(absent[1].partition(".")[0])
+        how = f': pip install "mmcl-lightning[{extra}]"' if extra else ": install it, or correct class_path"
+        return f"{where}there is no module {absent[1]}{how}"
     text = re.sub(r"Expected a dot import path string: (\S+)", _unknown_class, text)
     text = re.sub(r"(\S+): Option '(\w+)' is not accepted", _unknown_option, text)
     text = re.sub(

@@ -129,6 +129,9 @@ class MMCLCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Build the trainer, with our progress bar in place of Lightning's, or lines without a terminal."""
+        own = self.config_init[self.subcommand] if self.subcommand else self.config_init
+        if isinstance(given := own["trainer"].get("callbacks"), list):
+            kwargs["callbacks"] = _last_of_its_kind(given)
         trainer: Any = super().instantiate_trainer(**kwargs)
         on_cpu = trainer.strategy.root_device.type == "cpu"
         if self.options.trainer.get("sync_batchnorm") and on_cpu and trainer.world_size > 1:
@@ -279,6 +282,15 @@ def _command_line(kind: type[MMCLCLI], args: list[str] | None, prog: str, run: b
         args=args,
         run=run,
     )
+
+
+def _last_of_its_kind(callbacks: list[Any]) -> list[Any]:
+    """Leave out a recipe's ResumableCheckpoint where another one is given after it for the same files."""
+    kept: dict[Any, Any] = {}
+    for callback in callbacks:
+        saves = type(callback) is ResumableCheckpoint
+        kept[("saves", callback.dirpath, callback.monitor) if saves else id(callback)] = callback
+    return list(kept.values())
 
 
 def _short(path: str) -> str:
