@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from mmcl_lightning._files import free_path, write_csv
 from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning._parser import RecipeParser
-from mmcl_lightning._text import plain
+from mmcl_lightning._text import plain, say
 from mmcl_lightning.datamodules import ImageDataModule, ImageFolderDataModule, SSLDataModule
 from mmcl_lightning.datamodules.checking import Finding, check_pictures
 from mmcl_lightning.datamodules.tree import scan_tree
@@ -61,9 +61,9 @@ def check_folder(
     table = None if out is None else free_path(out, "")
     tree = scan_tree(data.root, data.layout, data.labels, data.label_columns)
     paths = [*tree.train[0], *([] if tree.test is None else tree.test[0])]
-    print(f"{data.root}: {tree.read_as}, {len(paths)} pictures")
+    say(f"{data.root}: {tree.read_as}, {len(paths)} pictures")
     if left := [f"{why}: {count}" for why, count in tree.ignored.most_common() if count]:
-        print(f"not read: {', '.join(left)}")
+        say(f"not read: {', '.join(left)}")
     looked = check_pictures(paths, data.reader, min(workers, len(paths)), patience)
     place = {path: index for index, path in enumerate(paths)}
     bar = tqdm(looked, total=len(paths), disable=None, unit=" pictures")
@@ -73,7 +73,7 @@ def check_folder(
     if table is not None:
         rows = ((finding.path, finding.problem, finding.detail) for finding in found)
         write_csv(table, ("path", "problem", "detail"), rows)
-        print(f"Wrote {table}")
+        say(f"Wrote {table}")
     return not any(finding.problem in ("damaged", "empty") for finding in found)
 
 
@@ -112,12 +112,12 @@ def check_data(arguments: list[str]) -> None:
 def _say(found: list[Finding], count: int, root: str) -> None:
     """Print how many pictures have which problem, and the first of each."""
     numbers = Counter(finding.problem for finding in found)
-    print(f"{count - len({finding.path for finding in found})} of {count} pictures are as they should be")
+    say(f"{count - len({finding.path for finding in found})} of {count} pictures are as they should be")
     for problem, meaning in _PROBLEMS.items():
         if numbers[problem]:
-            print(f"{numbers[problem]} {problem}: {meaning}")
+            say(f"{numbers[problem]} {problem}: {meaning}")
             some = [finding for finding in found if finding.problem == problem][:_SHOWN]
             for finding in some:
-                print(plain(f"  {finding.path} {finding.detail}".replace(root + os.sep, "")))
+                say(plain(f"  {finding.path} {finding.detail}".replace(root + os.sep, "")))
             if numbers[problem] > len(some):
-                print(f"  ... and {numbers[problem] - len(some)} more")
+                say(f"  ... and {numbers[problem] - len(some)} more")

@@ -10,6 +10,7 @@ from typing import Any
 
 from mmcl_lightning._files import whole_file
 from mmcl_lightning._structure import check_parts
+from mmcl_lightning._text import say
 from mmcl_lightning.errors import ConfigError
 
 __all__ = [
@@ -157,9 +158,9 @@ def newest_good(*folders: Path) -> tuple[str, dict[str, Any]]:
         try:
             saved = read_checkpoint(str(path))
         except ConfigError as error:
-            print(f"warning: {error}. It is left as it is, and an older checkpoint is taken", file=sys.stderr)
+            say(f"warning: {error}. It is left as it is, and an older checkpoint is taken", file=sys.stderr)
             continue
-        print(f"--ckpt_path is {path}", file=sys.stderr)
+        say(f"--ckpt_path is {path}", file=sys.stderr)
         return str(path), saved
     which = f" that can be read ({len(found)} cannot)" if found else ""
     where = ", ".join(map(str, folders))

@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning.callbacks import RepresentationWriter
 from mmcl_lightning.callbacks.progress import progress_bar
+from mmcl_lightning.callbacks.stopping import StopAtOnce
 from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules import PretrainedBackbone
@@ -66,7 +67,7 @@ def embed_folder(
         ConfigError: If the network is not known, the weights do not fit it, or ``out`` exists.
         DataError: If no image can be read.
     """
-    callbacks: list[Callback] = [RepresentationWriter(out)]
+    callbacks: list[Callback] = [RepresentationWriter(out), StopAtOnce()]
     if sys.stderr.isatty():
         callbacks.append(progress_bar())
     trainer = Trainer(
@@ -78,7 +79,7 @@ def embed_folder(
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
-        enable_progress_bar=len(callbacks) > 1,
+        enable_progress_bar=sys.stderr.isatty(),
     )
     try:
         module = PretrainedBackbone(checkpoint, backbone, cifar_stem, preprocessing)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mmcl_lightning._options import missing_extra
-from mmcl_lightning._text import plain
+from mmcl_lightning._text import say
 from mmcl_lightning.datamodules.videos import VideoFile
 from mmcl_lightning.errors import DataError
 
@@ -40,7 +40,7 @@ def flow(arguments: list[str]) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="processes (one per core)")
     options = parser.parse_args(arguments)
     workers = options.workers or len(os.sched_getaffinity(0))
-    print(make_flow(Path(options.root), options.method, workers))
+    say(make_flow(Path(options.root), options.method, workers))
 
 
 def make_flow(root: Path, method: Literal["tvl1", "dis"] = "tvl1", workers: int = 1) -> str:
@@ -77,7 +77,7 @@ def make_flow(root: Path, method: Literal["tvl1", "dis"] = "tvl1", workers: int 
                 pictures += job.result()
             except DataError as error:
                 failed.append(str(error))
-            print(f"{number} of {len(jobs)}: {plain(jobs[job].name)}", flush=True)
+            say(f"{number} of {len(jobs)}: {jobs[job].name}")
     if failed:
         raise DataError(f"{len(failed)} of {len(todo)} videos have no flow: {'; '.join(failed[:3])}")
     there = f"; of {len(videos) - len(todo)} it was there" if len(todo) < len(videos) else ""

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-from mmcl_lightning._text import plain
+from mmcl_lightning._text import plain, plain_lines
 from mmcl_lightning.errors import MMCLError
 
 __all__ = ["class_names", "filter_warnings", "main_message", "plain_message", "unknown_arguments"]
@@ -72,6 +72,10 @@ _MOVED = {
 }
 
 
+#: Modules of others that a configuration may name, and the extra of this package that has them.
+_EXTRAS = {"pl_bolts": "bolts", "scipy": "evaluate", "matplotlib": "report", "tifffile": "tiff"}
+
+
 def _unknown_class(match: re.Match[str]) -> str:
     if match[1] in ("true", "True"):
         return "expected options, such as {} for the defaults, got true"
@@ -115,6 +119,10 @@ def main_message(message: str) -> str:
     if moved and "callbacks" in where:
         return f"{where}{moved[1]} is a readout, no callback: give its options as readouts.{_MOVED[moved[1]]}"
     text = " ".join(dict.fromkeys(lines))
+    if absent := re.search(r"No module named '([\w.]+)'", text):
+        extra = _EXTRAS.get(absent[1].partition(".")[0])
+        how = f': pip install "mmcl-lightning[{extra}]"' if extra else ": install it, or correct class_path"
+        return f"{where}there is no module {absent[1]}{how}"
     text = re.sub(r"Expected a dot import path string: (\S+)", _unknown_class, text)
     text = re.sub(r"(\S+): Option '(\w+)' is not accepted", _unknown_option, text)
     text = re.sub(
@@ -262,8 +270,9 @@ def filter_warnings() -> None:
     warnings.filterwarnings("ignore", message=".*this fit will run with no optimizer")  # as it should
     warnings.formatwarning = _format_warning
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    if _no_tip not in logger.filters:
-        logger.addFilter(_no_tip)
+    for change in (_no_tip, _plain_record):
+        if change not in logger.filters:
+            logger.addFilter(change)
 
 
 def _format_warning(
@@ -272,9 +281,15 @@ def _format_warning(
     """Our own warnings as sentences; those of others with their place, as usual."""
     if filename.startswith(_HERE):
         return f"warning: {plain(message)}\n"
-    return f"{filename}:{lineno}: {message}\n"
+    return f"{filename}:{lineno}: {plain_lines(message)}\n"
 
 
 def _no_tip(record: logging.LogRecord) -> bool:
     """Whether a message of Lightning is worth printing."""
     return not any(text in record.getMessage() for text in ("Tip: For seamless cloud", "Loading `train_data"))
+
+
+def _plain_record(record: logging.LogRecord) -> bool:
+    """Let what ``rank_zero_info`` prints steer no terminal; see :func:`~mmcl_lightning._text.say`."""
+    record.msg, record.args = plain_lines(record.getMessage()), ()
+    return True

@@ -10,6 +10,7 @@ from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 from lightning.pytorch.cli import LightningArgumentParser
 
 from mmcl_lightning._messages import main_message, unknown_arguments
+from mmcl_lightning._text import plain_lines
 from mmcl_lightning.recipes import find_recipe, layers, read_recipe
 
 __all__ = ["RecipeFile", "RecipeParser"]
@@ -54,4 +55,4 @@ class RecipeParser(LightningArgumentParser):
             message = main_message(message)
             if message.lower().startswith("unrecognized arguments"):
                 message = unknown_arguments(message, self._option_string_actions)
-        super().error(message, ex)
+        super().error(plain_lines(message), ex)

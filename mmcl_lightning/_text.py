@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import TextIO
 
-__all__ = ["markdown", "plain"]
+__all__ = ["markdown", "plain", "plain_lines", "say"]
 
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks, halves of characters, ends of lines
 _LONGEST = 1000  # characters
@@ -32,6 +33,21 @@ def plain(text: object) -> str:
         else letter
         for letter in str(text)
     )
+
+
+def plain_lines(text: object) -> str:
+    """Return a text of several lines, each as :func:`plain` has it."""
+    return "\n".join(map(plain, str(text).split("\n")))
+
+
+def say(text: object = "", file: TextIO | None = None) -> None:
+    """Print lines. All that the commands print goes through here: names and records are somebody else's.
+
+    Args:
+        text: Lines; of what may itself have some, such as the name of a file, :func:`plain` makes one.
+        file: Where to; by default the standard output.
+    """
+    print(plain_lines(text), file=file, flush=True)
 
 
 def markdown(text: object) -> str:

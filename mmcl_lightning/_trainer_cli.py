@@ -25,6 +25,7 @@ from mmcl_lightning._checkpoints import newest_good, read_checkpoint, runs_folde
 from mmcl_lightning._lightning import has_saved, requeue_in_run_folder
 from mmcl_lightning._messages import class_names
 from mmcl_lightning._parser import RecipeParser
+from mmcl_lightning._text import say
 from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
 from mmcl_lightning.callbacks.checkpoint_io import keep_files_whole
 from mmcl_lightning.callbacks.config import SaveConfigAtStart
@@ -32,6 +33,7 @@ from mmcl_lightning.callbacks.job import JobMark, requeued_runs
 from mmcl_lightning.callbacks.monitors import MonitorCheck
 from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
 from mmcl_lightning.callbacks.skipped import SkippedImages
+from mmcl_lightning.callbacks.stopping import StopAtOnce
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.negatives.command import draw_negatives
 
@@ -86,7 +88,7 @@ class MMCLCLI(LightningCLI):
         path = self._ckpt_path()
         before = requeued_runs(runs_folder(self.options.trainer), self._arguments)
         if before and self.config.get("subcommand") == "fit":
-            print("This SLURM job was started again, and goes on with its run", file=sys.stderr)
+            say("This SLURM job was started again, and goes on with its run", file=sys.stderr)
             path, self._saved = newest_good(*before)
             self.options["ckpt_path"] = path
         elif path is not None and (path == "last" or Path(path).is_dir()):
@@ -97,7 +99,7 @@ class MMCLCLI(LightningCLI):
         whole = str(self.options.model.get("class_path")).endswith(".PretrainedBackbone")  # with all weights
         if path is None and self.config.get("subcommand") != "fit" and not whole:
             what = "the classifier has" if options.get("checkpoint") else "these are"
-            print(f"warning: no --ckpt_path, so {what} random weights", file=sys.stderr)
+            say(f"warning: no --ckpt_path, so {what} random weights", file=sys.stderr)
         if path is None or path in ("best", "hpc") or path.startswith("registry") or "://" in path:
             return
         self._saved = self._saved or read_checkpoint(path)
@@ -127,6 +129,9 @@ class MMCLCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Build the trainer, with our progress bar in place of Lightning's, or lines without a terminal."""
+        own = self.config_init[self.subcommand] if self.subcommand else self.config_init
+        if isinstance(given := own["trainer"].get("callbacks"), list):
+            kwargs["callbacks"] = _last_of_its_kind(given)
         trainer: Any = super().instantiate_trainer(**kwargs)
         on_cpu = trainer.strategy.root_device.type == "cpu"
         if self.options.trainer.get("sync_batchnorm") and on_cpu and trainer.world_size > 1:
@@ -145,6 +150,8 @@ class MMCLCLI(LightningCLI):
         bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if self.subcommand == "fit" and not (bar and sys.stderr.isatty()):
             callbacks.append(EpochLines())
+        if self.subcommand != "fit":
+            callbacks.append(StopAtOnce())
         return trainer
 
     def after_instantiate_classes(self) -> None:
@@ -170,7 +177,7 @@ class MMCLCLI(LightningCLI):
             named = not name.startswith("_") and name in saved
             if named and name not in _REFUSED and saved[name] != value:
                 differs = f"checkpoint {path}: {saved[name]}; configuration: {value}, which is used"
-                print(f"model.{name}: {differs}", file=sys.stderr)
+                say(f"model.{name}: {differs}", file=sys.stderr)
 
     def before_fit(self) -> None:
         """Replace Lightning's own checkpoint where a list of callbacks has taken away the recipe's.
@@ -191,18 +198,19 @@ class MMCLCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         epochs = self.trainer.current_epoch
-        print(f"\nTrained {epochs} epoch{'s' * (epochs != 1)}, {self.trainer.global_step} steps.")
+        say(f"\nTrained {epochs} epoch{'s' * (epochs != 1)}, {self.trainer.global_step} steps.")
         for part in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
-            print("".join(f"{line}\n" for line in getattr(part, "summary", list)()), end="")
+            for line in getattr(part, "summary", list)():
+                say(line)
         saved: Any = self.trainer.checkpoint_callback
         checkpoint = getattr(saved, "last_model_path", "") or getattr(saved, "best_model_path", "")
         if not has_saved(saved):  # nothing was left to train
             checkpoint = self._ckpt_path() or checkpoint
-        print(f"Checkpoint:   {_short(checkpoint) if checkpoint else 'none was saved'}")
+        say(f"Checkpoint:   {_short(checkpoint) if checkpoint else 'none was saved'}")
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                print(f"TensorBoard:  {_short(logger.log_dir)}")
-                print(f"Open it with: tensorboard --logdir {shlex.quote(_short(logger.root_dir))}")
+                say(f"TensorBoard:  {_short(logger.log_dir)}")
+                say(f"Open it with: tensorboard --logdir {shlex.quote(_short(logger.root_dir))}")
 
     def before_test(self) -> None:
         """Say what to use instead where a module has no test, as pretraining has none."""
@@ -274,6 +282,15 @@ def _command_line(kind: type[MMCLCLI], args: list[str] | None, prog: str, run: b
         args=args,
         run=run,
     )
+
+
+def _last_of_its_kind(callbacks: list[Any]) -> list[Any]:
+    """Leave out a recipe's ResumableCheckpoint where another one is given after it for the same files."""
+    kept: dict[Any, Any] = {}
+    for callback in callbacks:
+        saves = type(callback) is ResumableCheckpoint
+        kept[("saves", callback.dirpath, callback.monitor) if saves else id(callback)] = callback
+    return list(kept.values())
 
 
 def _short(path: str) -> str:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from mmcl_lightning import __version__
 from mmcl_lightning._messages import filter_warnings, plain_message
-from mmcl_lightning._text import plain
+from mmcl_lightning._text import say
 from mmcl_lightning.recipes import recipe_names
 from mmcl_lightning.studies import command
 
@@ -47,7 +47,7 @@ def export(arguments: list[str]) -> None:
     from mmcl_lightning.modules.export import export_backbone
 
     chosen = options.checkpoint, options.out, options.format, options.backbone
-    print(export_backbone(*chosen, overwrite=options.overwrite))
+    say(export_backbone(*chosen, overwrite=options.overwrite))
 
 
 def _later(module: str, name: str) -> Callable[[list[str]], None]:
@@ -124,17 +124,17 @@ def main(args: list[str] | None = None) -> None:
         message = plain_message(error)
         if message is None:
             raise
-        print("\n".join(plain(line) for line in f"error: {message}".split("\n")), file=sys.stderr)
+        say(f"error: {message}", file=sys.stderr)
         raise SystemExit(1) from error
 
 
 def _run(given: list[str]) -> None:
     """Run what the arguments name."""
     if not given or given[0] in ("-h", "--help"):
-        print(_overview(), file=sys.stdout if given else sys.stderr)
+        say(_overview(), file=sys.stdout if given else sys.stderr)
         raise SystemExit(0 if given else 2)
     if given[0] == "--version":
-        print(f"mmcl {__version__}")
+        say(f"mmcl {__version__}")
     elif given[0] in TOOLS:
         TOOLS[given[0]].run(given[1:])
     elif given[0] in COMMANDS or given[0].startswith("-"):
@@ -144,7 +144,7 @@ def _run(given: list[str]) -> None:
     else:
         near = difflib.get_close_matches(given[0], [*COMMANDS, *TOOLS], n=1)
         hint = f"; did you mean {near[0]}?" if near else ": see mmcl --help"
-        print(f"error: there is no command {given[0]!r}{hint}", file=sys.stderr)
+        say(f"error: there is no command {given[0]!r}{hint}", file=sys.stderr)
         raise SystemExit(2)
 
 

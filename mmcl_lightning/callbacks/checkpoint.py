@@ -46,7 +46,7 @@ class ResumableCheckpoint(ModelCheckpoint):
     * Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 stop a run after the optimizer step, validation
       or readout at work, all processes after the same one, so that nothing is done twice or left out when it
       is resumed. A second Ctrl-C stops at once, as Lightning does: within a step, whose images batch norm
-      then sees twice.
+      then sees twice. Of several processes it leaves the ``last.ckpt`` of the last period.
     * After an error it saves what there is.
     * Between two periods it saves ``last.ckpt`` by time.
 
@@ -83,7 +83,7 @@ class ResumableCheckpoint(ModelCheckpoint):
         self._signal: int | None = None  # that asked to stop
         self._speaker: int | None = None  # the process that answers it: neither another one nor a worker
         self._trained = False  # whether this session took a step
-        self._behind = False  # whether a validation or an epoch's end came after the last save
+        self._behind = False  # whether last.ckpt lacks an end: of a validation, an epoch, a save
         self._validating = False  # with averaged weights, where a callback has some
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -205,7 +205,12 @@ class ResumableCheckpoint(ModelCheckpoint):
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         super()._save_checkpoint(trainer, filepath)
-        self._behind, self._saved_at = False, time.monotonic()
+        # A second Ctrl-C may come between a numbered checkpoint and the last one.
+        self._behind, self._saved_at = bool(self.save_last), time.monotonic()
+
+    def _save_last_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
+        super()._save_last_checkpoint(trainer, monitor_candidates)
+        self._behind = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._signal is not None:
@@ -214,7 +219,8 @@ class ResumableCheckpoint(ModelCheckpoint):
         if number == getattr(signal, "SIGHUP", None):
             _leave_terminal()
         if self._speaker == os.getpid():  # past Python's buffers, which the interrupted code may write to
-            os.write(2, b"\nStopping after this step; Ctrl-C again to stop within it.\n")
+            again = b"; Ctrl-C again to stop within it" if number == signal.SIGINT else b""
+            os.write(2, b"\nStopping after this step" + again + b".\n")
 
     def _stop_if_step_is_whole(self, trainer: Trainer) -> None:
         if is_step_whole(trainer):  # an epoch's end has more to do

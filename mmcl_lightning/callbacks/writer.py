@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from mmcl_lightning._files import free_path
 from mmcl_lightning._lightning import datamodule_of
+from mmcl_lightning._text import say
 from mmcl_lightning.callbacks.tables import check_format, check_text, write_table
 from mmcl_lightning.distributed import layout
 from mmcl_lightning.errors import DataError
@@ -98,7 +99,7 @@ class RepresentationWriter(BasePredictionWriter):
             arrays |= {name: np.array(values) for name, values in rows.items()}
         write_table(self._target, arrays)
         shapes = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())
-        print(f"Wrote {self._target}: {shapes}{read}")
+        say(f"Wrote {self._target}: {shapes}{read}")
 
 
 def _without_damaged(arrays: dict[str, NDArray[Any]], datamodule: Any) -> tuple[dict[str, NDArray[Any]], str]:

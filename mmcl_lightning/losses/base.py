@@ -15,7 +15,13 @@ from mmcl_lightning._options import arguments_of, check_choice, check_flags, is_
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses.contrast import Contrast
-from mmcl_lightning.losses.precision import shortest_row, unit_length, watch_gradients, working_dtype
+from mmcl_lightning.losses.precision import (
+    shortest_row,
+    unit_length,
+    warn_of_short_rows,
+    watch_gradients,
+    working_dtype,
+)
 
 __all__ = ["ContrastiveLoss"]
 
@@ -53,7 +59,7 @@ class ContrastiveLoss(nn.Module, abc.ABC):
         self.symmetric = symmetric
         self.normalize = normalize
         self.gather = gather
-        self._announced = False
+        self._announced = self._short_rows_said = False
         self._stats: list[dict[str, Tensor]] = []  # of the last call, one entry per set of anchors
 
     def forward(self, z0: Tensor, z1: Tensor) -> Tensor:
@@ -83,6 +89,8 @@ class ContrastiveLoss(nn.Module, abc.ABC):
                 watch_gradients(loss, single)
         if not loss.isfinite():
             raise NumericalError(f"the loss is {loss.item()} although all projections are finite: {self}")
+        if z0.dtype == torch.float16 and not self._short_rows_said:
+            self._short_rows_said = warn_of_short_rows((z0, z1))
         return loss
 
     def _loss(self, contrasts: list[Contrast]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from mmcl_lightning.errors import NumericalError
 
-__all__ = ["shortest_row", "unit_length", "watch_gradients", "working_dtype"]
+__all__ = ["shortest_row", "unit_length", "warn_of_short_rows", "watch_gradients", "working_dtype"]
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -43,6 +44,26 @@ def unit_length(z: Tensor, shortest: float | None = None) -> Tensor:
     shortest = shortest_row(z.dtype) if shortest is None else shortest
     alive = ~(largest <= shortest)  # nan counts as alive, to be found out
     return F.normalize(torch.where(alive, z / torch.where(alive, largest, 1.0), 0.0), dim=1)
+
+
+def warn_of_short_rows(views: Sequence[Tensor]) -> bool:
+    """Warn where projections in float16 are too short to have a direction; return whether some are.
+
+    On a GPU it waits for the views, so it is to be called where something else waits for them anyway.
+
+    Args:
+        views: Projections ``(B, D)`` as they were given.
+    """
+    short = [view.detach().abs().amax(dim=1) <= shortest_row(view.dtype) for view in views]
+    count, total = int(torch.cat(short).sum()), sum(map(len, views))
+    if count:
+        warnings.warn(
+            f"{count} of {total} projections are too short for a direction in float16, all entries below "
+            f"{shortest_row(torch.float16):.0e}: they count as zeros and get no gradient. Use bf16-mixed in "
+            "place of 16-mixed. Later batches are not warned of",
+            stacklevel=3,
+        )
+    return count > 0
 
 
 def watch_gradients(loss: Tensor, views: Sequence[Tensor]) -> None:

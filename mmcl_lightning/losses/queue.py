@@ -8,7 +8,13 @@ from torch.nn import functional as F
 
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses.mixing import HardNegativeMixing, MixingDraws
-from mmcl_lightning.losses.precision import shortest_row, unit_length, watch_gradients, working_dtype
+from mmcl_lightning.losses.precision import (
+    shortest_row,
+    unit_length,
+    warn_of_short_rows,
+    watch_gradients,
+    working_dtype,
+)
 from mmcl_lightning.losses.weighted import check_temperature
 
 __all__ = ["InfoNCELoss", "check_finite", "unit_rows"]
@@ -54,6 +60,8 @@ class InfoNCELoss(nn.Module):
         self.mixing = mixing
         self._stats: dict[str, Tensor] = {}
 
+    _short_rows_said = False
+
     def forward(self, query: Tensor, key: Tensor, queue: Tensor, draws: MixingDraws | None = None) -> Tensor:
         """Compute the loss of a batch, in float32 (float64 stays), also under autocast.
 
@@ -93,6 +101,8 @@ class InfoNCELoss(nn.Module):
                 watch_gradients(loss, [single])
         if not loss.isfinite():
             raise NumericalError(f"the loss is {loss.item()} although all projections are finite: {self}")
+        if query.dtype == torch.float16 and not self._short_rows_said:
+            self._short_rows_said = warn_of_short_rows((query, key))
         self._stats = {
             "positive_similarity": cosine.detach().mean(),
             "contrast_top1": (nearest <= cosine.detach()).float().mean(),

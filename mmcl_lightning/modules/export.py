@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Literal
@@ -76,6 +77,7 @@ def export_backbone(
             if "No space left on device" in str(error):  # of safetensors, which has an error of its own
                 raise OSError(errno.ENOSPC, "No space left on device", str(target)) from error
             raise
+        _give_usual_mode(draft, Path(place) / f"{target.name}.new")
         os.replace(draft, target)
     stem = ", with the 3x3 stem of small images" if source.cifar_stem else ""
     return f"Wrote {target}: {len(file.weights)} tensors of {source.name or 'the backbone'}{stem}; {said}"
@@ -97,6 +99,14 @@ def _target(checkpoint: str, out: str | None, default: str, overwrite: bool) -> 
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         raise ConfigError(f"{path} is a link, a pipe or a device, which is never replaced: give another name")
     return path
+
+
+def _give_usual_mode(written: Path, new: Path) -> None:
+    """Let files be as readable as new files are: safetensors makes its own for their owner alone."""
+    new.touch()
+    for path in [written, *written.rglob("*")]:
+        if path.is_file():
+            path.chmod(stat.S_IMODE(new.stat().st_mode))
 
 
 def _source(checkpoint: str, backbone: str | None, cifar_stem: bool | None) -> Source:

@@ -20,9 +20,13 @@ from mmcl_lightning._checkpoints import write_file
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.modules.weight_files import EXPORTED, BackboneFile
+from mmcl_lightning.transforms import EvalTransform
+from mmcl_lightning.transforms.base import as_pair
 
 __all__ = ["FORMATS", "Format", "Source"]
 
+#: What timm's description of its weights says of the network alone.
+_OF_THE_NETWORK = ("classifier", "first_conv", "fixed_input_size")
 _TOLERANCE = 1e-4  # of h, relative to its largest value: other libraries add in another order
 
 
@@ -62,18 +66,39 @@ class Source:
         return {"hyper_parameters": options, "preprocessing": self.file.preprocessing}
 
     def options(self) -> dict[str, Any]:
-        """Return the options of a timm network besides its name and channels, such as ``img_size``."""
+        """Return the options of timm that the network differs by from timm's own of its name."""
         given, ours = self.file.options.get("backbone"), ("name", "pretrained", "in_channels", "cifar_stem")
-        return {k: v for k, v in given.items() if k not in ours} if isinstance(given, dict) else {}
+        own = {} if self.channels() == 3 else {"in_chans": self.channels()}
+        return own | ({k: v for k, v in given.items() if k not in ours} if isinstance(given, dict) else {})
+
+    def made(self) -> dict[str, Any]:
+        """Return what is known of how images are made, under timm's names; ``{}`` where nothing is."""
+        found = self.preprocessing
+        if found is None:
+            return {}
+        told: dict[str, Any] = {"input_size": [found.channels, *(found.pixels or self.images(1).shape[2:])]}
+        if found.statistics is not None:
+            mean, std = found.statistics or ((0.0,) * found.channels, (1.0,) * found.channels)
+            told |= {"mean": list(mean), "std": list(std)}
+        if isinstance(found.transform, EvalTransform):
+            resize, crop = found.transform.resize, found.transform.crop
+            told |= {"interpolation": "bicubic", "crop_mode": "center"}
+            if isinstance(resize, int) and isinstance(crop, int):
+                told["crop_pct"] = round(crop / resize, 6)
+        return told
 
     def images(self, count: int) -> Tensor:
         """Return images of noise of the size and the channels that the network is for."""
         found = self.preprocessing
         small = self.cifar_stem or self.name == "conv4"
-        size = (found.pixels if found else None) or ((32, 32) if small else (224, 224))
+        usual = as_pair(self.options().get("img_size", 32 if small else 224))
+        size = (found.pixels if found else None) or usual
+        return torch.randn(count, self.channels(), *size, generator=torch.Generator().manual_seed(0))
+
+    def channels(self) -> int:
+        """Return the channels of an image."""
         first = next((part for part in self.known().modules() if isinstance(part, nn.Conv2d)), None)
-        channels = 3 if first is None else first.in_channels
-        return torch.randn(count, channels, *size, generator=torch.Generator().manual_seed(0))
+        return 3 if first is None else first.in_channels
 
     def known(self) -> nn.Module:
         """Return the network.
@@ -109,22 +134,27 @@ class Source:
 def _torchvision(source: Source, out: Path) -> str:
     write_file(source.state(), out)
     read = f"read it with torch.load({out.name!r})"
-    if source.network is None or source.cifar_stem or source.name not in torchvision.models.list_models():
+    if source.network is None:
         return read
-    theirs = torchvision.models.get_model(source.name)
-    theirs.fc = nn.Identity()
-    if (channels := source.images(1).shape[1]) != 3:
-        return f"{read}; torchvision's own takes 3 channels, and this {channels}"
+    theirs, what = copy.deepcopy(source.network), "the file"
+    if not source.cifar_stem and source.name in torchvision.models.list_models():
+        if (channels := source.channels()) == 3:
+            theirs, what = torchvision.models.get_model(source.name), "torchvision"
+            theirs.fc = nn.Identity()
+        else:
+            read += f"; torchvision's own takes 3 channels, and this {channels}"
     theirs.load_state_dict(torch.load(out, weights_only=True))
-    return f"{read}; {source.compare(theirs.eval(), 'torchvision')}"
+    return f"{read}; {source.compare(theirs.eval(), what)}"
 
 
 def _timm(source: Source, out: Path) -> str:
     write_file(source.state(), out)
     name = _timm_name(source)
-    theirs = _timm_model(source, name, checkpoint_path=str(out))
-    said = f"timm.create_model({name!r}, num_classes=0, checkpoint_path={out.name!r})"
-    return f"read it with {said}; {source.compare(theirs, 'timm')}"
+    options = source.options()
+    theirs = timm_network(name, checkpoint_path=str(out), **options)
+    given = {"num_classes": 0, "checkpoint_path": out.name, **options}
+    said = ", ".join([repr(name), *(f"{option}={value!r}" for option, value in given.items())])
+    return f"read it with timm.create_model({said}); {source.compare(theirs, 'timm')}"
 
 
 def _safetensors(source: Source, out: Path) -> str:
@@ -141,6 +171,7 @@ def _safetensors(source: Source, out: Path) -> str:
 
 
 def _onnx(source: Source, out: Path) -> str:
+    import onnx
     import onnxruntime
 
     with warnings.catch_warnings():
@@ -154,36 +185,47 @@ def _onnx(source: Source, out: Path) -> str:
     def run(images: Tensor) -> Any:
         return session.run(None, {"images": images.numpy()})[0]
 
-    size = " x ".join(map(str, source.images(1).shape[2:]))
-    return f"images (B, C, {size}) to h; {source.compare(run, 'onnxruntime')}"
+    size, found = " x ".join(map(str, source.images(1).shape[2:])), source.preprocessing
+    if found is not None:
+        made = {k: v if isinstance(v, str) else json.dumps(v) for k, v in source.made().items()}
+        model = onnx.load(out)
+        onnx.helper.set_model_props(model, {"preprocessing": found.text, **made})
+        onnx.save(model, out)
+    where = "nothing says how images are made" if found is None else "its metadata says how images are made"
+    return f"images (B, C, {size}) to h; {where}; {source.compare(run, 'onnxruntime')}"
 
 
 def _huggingface(source: Source, out: Path) -> str:
     from timm.models import save_for_hf
 
-    model, found = _timm_model(source, _timm_name(source)), source.preprocessing
+    model = timm_network(_timm_name(source), **source.options())
     model.load_state_dict(source.file.weights)
-    arguments = {"in_chans": source.images(1).shape[1], **source.options()}
-    data = {"input_size": tuple(source.images(1).shape[1:]), "crop_pct": 1.0, "interpolation": "bicubic"}
-    if found is not None and found.transform is not None:
-        channels = found.channels
-        data |= {"mean": tuple(found.transform.mean or (0.0,) * channels)}
-        data |= {"std": tuple(found.transform.std or (1.0,) * channels)}
     save_for_hf(
-        model, str(out), model_config={"num_classes": 0}, model_args=arguments, safe_serialization=True,
-        data_config=data,
+        model, str(out), model_config={"num_classes": 0}, model_args=source.options(),
+        safe_serialization=True, data_config=source.made(),
     )  # fmt: skip
-    theirs = timm_network(f"local-dir:{out}")
+    _tell_of_these_weights(out / "config.json", source)
+    theirs = timm_network(f"local-dir:{out}", pretrained=True)
     said = f"read it with timm.create_model('local-dir:{out.name}', pretrained=True, num_classes=0)"
-    unknown = "" if "mean" in data else ", whose mean and std are timm's own, since the file tells of none"
+    unknown = "" if "mean" in source.made() else ", without mean and std, since the checkpoint tells of none"
     return f"a folder for the Hugging Face hub{unknown}; {said}; {source.compare(theirs, 'timm')}"
 
 
-def timm_network(name: str) -> nn.Module:
-    """Return a network of timm with the weights and options that lie under a name."""
+def _tell_of_these_weights(config: Path, source: Source) -> None:
+    """Leave out of timm's file what timm says of its own weights: whence, under which licence, how judged."""
+    content = json.loads(config.read_text(encoding="utf-8"))
+    told = content["pretrained_cfg"]
+    kept = {name: told[name] for name in _OF_THE_NETWORK if name in told}
+    size = {"input_size": list(source.images(1).shape[1:])}
+    content["pretrained_cfg"] = {**kept, **size, **source.made(), "num_classes": 0}
+    config.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def timm_network(name: str, **options: Any) -> nn.Module:
+    """Return a network of timm without a classifier."""
     import timm
 
-    model: nn.Module = timm.create_model(name, pretrained=True, num_classes=0)
+    model: nn.Module = timm.create_model(name, num_classes=0, **options)
     return model.eval()
 
 
@@ -229,14 +271,3 @@ def _timm_name(source: Source) -> str:
         )
         raise ConfigError(f"timm has no {what}: set --format to torchvision, safetensors or onnx")
     return name
-
-
-def _timm_model(source: Source, name: str, checkpoint_path: str = "") -> nn.Module:
-    """Return timm's network of the channels and options of a source."""
-    import timm
-
-    channels = source.images(1).shape[1]
-    model: nn.Module = timm.create_model(
-        name, num_classes=0, in_chans=channels, checkpoint_path=checkpoint_path, **source.options()
-    )
-    return model.eval()

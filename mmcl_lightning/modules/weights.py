@@ -51,9 +51,9 @@ def load_backbone(backbone: nn.Module, file: BackboneFile) -> str:
         problems = [
             f"{len(keys)} {what} ({_some(keys)})"
             for keys, what in (
-                (missing, "are missing in the file"),
-                (unknown, "of the file are unknown to the backbone"),
-                (shapes, "differ in shape"),
+                (missing, "missing in the file"),
+                (unknown, "of the file unknown to the backbone"),
+                (shapes, "of another shape"),
             )
             if keys
         ]

@@ -14,6 +14,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from mmcl_lightning._checkpoints import check_file
 from mmcl_lightning._files import free_path, whole_file
 from mmcl_lightning._options import check_choice, check_whole
+from mmcl_lightning._text import say
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.negatives.files import write_files
 from mmcl_lightning.negatives.findings import Selection, SupportVectors
@@ -85,6 +86,6 @@ def draw_negatives(
     with whole_file(path) as file:
         drawn.save(file, "PNG")
     shown = write_files(found, selection, path, ckpt_path)
-    print("\n".join(found.describe()))
-    print(f"Wrote {path}, {', '.join(str(file) for file in shown)}")
+    say("\n".join(found.describe()))
+    say(f"Wrote {path}, {', '.join(str(file) for file in shown)}")
     return found

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmcl_lightning._files import free_path, whole_file, write_csv
+from mmcl_lightning._text import plain, say
 from mmcl_lightning.datamodules.pictures import PictureReader
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.negatives.drawing import BLUE, GREEN, ORANGE, Tile, draw_grid
@@ -51,13 +52,13 @@ def neighbours(arguments: list[str]) -> None:
     duplicates = near_duplicates(images.h, queries, similarity, index, options.duplicates)
     # Before any file is written: an image may be missing.
     drawn = None if picture is None else _draw(images, queries, similarity, index, options)
-    print(f"similarity of an image to its nearest: {similarity[:, 0].median():.4f} in the median")
+    say(f"similarity of an image to its nearest: {similarity[:, 0].median():.4f} in the median")
     write_csv(
         out, ("query", "rank", "neighbour", "similarity"), _neighbours(images, queries, similarity, index)
     )
     written = [out]
     if duplicates is None:
-        print(f"more than 100,000 pairs are as similar as {options.duplicates}: raise --duplicates")
+        say(f"more than 100,000 pairs are as similar as {options.duplicates}: raise --duplicates")
     else:
         written.append(out.with_suffix(".duplicates.csv"))
         rows = _duplicates(images, *duplicates)
@@ -68,7 +69,7 @@ def neighbours(arguments: list[str]) -> None:
         with whole_file(picture) as file:
             drawn.save(file, "PNG")
         written.append(picture)
-    print(f"Wrote {', '.join(str(path) for path in written)}")
+    say(f"Wrote {', '.join(str(path) for path in written)}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -123,15 +124,13 @@ def _say(rows: list[tuple[Any, ...]], of: str, threshold: float) -> None:
     """Print how many pairs may be near duplicates, and the first."""
     across = sum(row[3] != row[4] for row in rows)
     said = f", {across} of them across splits" if across else ""
-    print(
-        f"{len(rows)} pairs of {of} have a cosine similarity of {threshold} or more{said}: near duplicates,"
-    )
-    print("  where that is far above the median of an image and its nearest, which a weak network raises")
+    say(f"{len(rows)} pairs of {of} have a cosine similarity of {threshold} or more{said}: near duplicates,")
+    say("  where that is far above the median of an image and its nearest, which a weak network raises")
     for first, second, value, *splits in rows[:_SHOWN]:
         where = f" ({' and '.join(splits)})" if splits[0] != splits[1] else ""
-        print(f"  {value} {first} {second}{where}".encode(errors="replace").decode())
+        say(plain(f"  {value} {first} {second}{where}"))
     if len(rows) > _SHOWN:
-        print(f"  ... and {len(rows) - _SHOWN} more")
+        say(f"  ... and {len(rows) - _SHOWN} more")
 
 
 def _draw(images: EmbeddedImages, queries: Tensor, similarity: Tensor, index: Tensor, options: Any) -> Any:

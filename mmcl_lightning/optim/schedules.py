@@ -55,15 +55,15 @@ class WarmupConstant(LambdaLR):
         Args:
             state_dict: What ``state_dict()`` of the same class gave.
         """
-        for name in self._horizon:
-            saved, given = state_dict.get(name), getattr(self, name)
-            if saved != given:
-                warnings.warn(
-                    f"{type(self).__name__} continues with {name}={saved} of the checkpoint, not {given}: "
-                    f"a resumed schedule keeps its length, and after it the learning rate stays at its "
-                    f"last value (0 for a cosine or a line). Plan the whole length of a run from its start.",
-                    stacklevel=2,
-                )
+        differing = [name for name in self._horizon if state_dict.get(name) != getattr(self, name)]
+        for name in differing[-1:]:  # the steps of the warm-up follow from all
+            warnings.warn(
+                f"{type(self).__name__} continues with {name}={state_dict.get(name)} of the checkpoint, not "
+                f"{getattr(self, name)}, as max_epochs or max_steps, batch size and warm-up give it now: a "
+                "resumed schedule keeps its length, and after it the learning rate stays at its "
+                "last value (0 for a cosine or a line). Plan the whole length of a run from its start.",
+                stacklevel=2,
+            )
         # A checkpoint of an earlier version has no lambdas; ours have no state of their own.
         super().load_state_dict({**state_dict, "lr_lambdas": [None] * len(self.lr_lambdas)})
 

@@ -153,7 +153,8 @@ class KNN(Readout):
             k = min(protocol.k, bank.labelled)
             if k < protocol.k:
                 self.inform_once(f"k-NN: k clamped from {protocol.k} to {k}, the size of the labelled bank")
-            text = f"{dataclasses.replace(protocol, k=k).describe()}, bank {bank.size}, queries {query.size}"
+            sizes = f"bank {bank.labelled}, queries {query.labelled}"  # which had a label, and could be read
+            text = f"{dataclasses.replace(protocol, k=k).describe()}, {sizes}"
             self.protocol_texts[f"knn/top1{self._suffix(protocol)}"] = text
         self.described = self.protocol_texts["knn/top1"]
         others = [f"{tag}: {text}" for tag, text in self.protocol_texts.items() if tag != "knn/top1"]

@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from mmcl_lightning._text import say
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.recipes import find_recipe
 from mmcl_lightning.studies.report import write_report
@@ -46,7 +47,7 @@ def sweep(arguments: list[str]) -> None:
         work = Sweep(study, folder, options.parallel, extra, options.records)
         finished = work.run()
     except KeyboardInterrupt:
-        print("stopped: the same command goes on where it was", file=sys.stderr)
+        say("stopped: the same command goes on where it was", file=sys.stderr)
         raise SystemExit(130) from None
     finally:
         for number, handler in before.items():
@@ -58,8 +59,8 @@ def sweep(arguments: list[str]) -> None:
             only=work.records, missing=work.failures, reference=study.reference if finished else "",
             tuned_by=study.tuning_metrics,
         )  # fmt: skip
-        print("\n" + text)
-        print(f"Report: {out}")
+        say("\n" + text)
+        say(f"Report: {out}")
     if not finished:
         raise SystemExit(1)
 
@@ -81,5 +82,5 @@ def report(arguments: list[str]) -> None:
         options.folder, options.out, options.title, options.metrics,
         reference=options.reference, tuned_by=options.metrics,
     )  # fmt: skip
-    print(text)
-    print(f"Report: {options.out}")
+    say(text)
+    say(f"Report: {options.out}")

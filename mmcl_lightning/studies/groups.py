@@ -101,8 +101,8 @@ def without_copies(records: Iterable[Record]) -> list[Record]:
     return kept
 
 
-def finished_and_others(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
-    """Return the runs that count, and a line on each other that no later one finished.
+def finished_and_others(records: Iterable[Record]) -> tuple[list[Record], list[tuple[Record, str]]]:
+    """Return the runs that count, and each other with the reason why it does not.
 
     A run that was made again counts no more, unless it was read in another way.
     """
@@ -116,13 +116,13 @@ def finished_and_others(records: Iterable[Record]) -> tuple[list[Record], list[s
             others.append(latest[key])
         latest[key] = record
     finished = {run for run, _ in latest}
-    lines = []
+    reasons = []
     for record in others:
-        if record.status == "finished":
-            lines.append(f"{run_name(record)}, seed {record.seed}: run again later, which counts")
-        elif _run(record) not in finished:
-            lines.append(f"{run_name(record)}, seed {record.seed}: {record.status}")
-    return list(latest.values()), lines
+        why = "run again later, which counts" if record.status == "finished" else record.status
+        if record.status != "finished" and _run(record) in finished:
+            why += "; another record has the finished run, which counts"
+        reasons.append((record, why))
+    return list(latest.values()), reasons
 
 
 def group_runs(records: Sequence[Record], tries: bool = False) -> list[Group]:

@@ -17,6 +17,8 @@ _EVALUATIONS = {
     "LogisticEvaluation": "logistic regression",
 }
 _LONGEST = 32  # characters of a value
+#: Last parts of names of options that say what a part is, as those before them say which part.
+_KINDS = ("class_path", "live_object", "name")
 
 
 def method_name(method: str, origin: str | None, checkpoint: str | None) -> str:
@@ -42,6 +44,9 @@ def method_name(method: str, origin: str | None, checkpoint: str | None) -> str:
 def distinct_names(name: str, configs: Sequence[dict[str, Any]]) -> list[str]:
     """Return a name for each of several configurations that would have the same, with what they differ in.
 
+    Networks, classes and the length of the training are always said where they differ, such as a kernel of
+    one's own; of other options as few as tell the configurations apart.
+
     Args:
         name: What they are called.
         configs: The configurations.
@@ -50,8 +55,9 @@ def distinct_names(name: str, configs: Sequence[dict[str, Any]]) -> list[str]:
     differing = [
         key for key in varying(configs) if not key.endswith(("data.init_args.seed", "seed_everything"))
     ]
-    chosen: list[str] = []
-    for key in differing:  # as few as tell them apart
+    differing.sort(key=lambda key: (".backbone" not in key, not _is_kind(key), key.startswith("trainer")))
+    chosen = [key for key in differing if _is_kind(key) or key in ("trainer.max_epochs", "trainer.max_steps")]
+    for key in (key for key in differing if key not in chosen):  # as few as tell them apart
         if len(set(_said(options, chosen))) == len(configs):
             break
         if len(set(_said(options, [*chosen, key]))) > len(set(_said(options, chosen))):
@@ -75,11 +81,22 @@ def option_words(key: str, value: Any) -> str:
     parts = key.split(".")
     if "callbacks" in parts[-2:-1]:  # the class of a callback
         return f"{'with' if value else 'without'} {parts[-1]}"
-    if parts[-1] == "class_path":
-        return f"{parts[-2]}={str(value).rpartition('.')[2]}"
+    if _is_kind(key):
+        return f"{parts[-2]}={str(value) if parts[-1] == 'name' else str(value).rpartition('.')[2]}"
     text = str(value)
     return f"{parts[-1]}={text if len(text) <= _LONGEST else text[: _LONGEST - 3] + '...'}"
 
 
 def _said(options: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[str]:
-    return [", ".join(option_words(key, given.get(key)) for key in keys) for given in options]
+    """Return the options of each in words; a class or name that is not set says nothing."""
+    shown = [[key for key in keys if not (_is_kind(key) and given.get(key) is None)] for given in options]
+    return [
+        ", ".join(option_words(key, given.get(key)) for key in keys)
+        for keys, given in zip(shown, options, strict=True)
+    ]
+
+
+def _is_kind(key: str) -> bool:
+    """Whether an option says of which class a part is, or which network."""
+    _, _, last = key.rpartition(".")
+    return last in _KINDS[:2] or key.endswith("backbone.name")

@@ -54,6 +54,8 @@ def flat_options(config: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(config, dict):
         return {prefix: config}
     for name, part in config.items():
+        if name == "backbone" and isinstance(part, str):  # one with options is a mapping
+            part = {"name": part}
         if prefix or name not in NOT_HASHED:
             parts |= flat_options(part, f"{prefix}.{name}" if prefix else name)
     return parts

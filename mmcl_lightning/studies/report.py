@@ -17,6 +17,7 @@ from mmcl_lightning.studies.groups import (
     finished_and_others,
     group_runs,
     in_sections,
+    run_name,
     without_copies,
 )
 from mmcl_lightning.studies.notes import notes
@@ -70,7 +71,7 @@ def write_report(
         raise ConfigError(f"{out} exists and is no report of runs: give another --out, or remove it")
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
-    chosen = ((path, record) for path, record in read_records(folder) if only is None or path in only)
+    chosen = [(path, record) for path, record in read_records(folder) if only is None or path in only]
     records = without_copies(record for _, record in chosen)
     if not records:
         raise DataError(f"{folder} holds no record of a run (ledger.json)")
@@ -78,12 +79,16 @@ def write_report(
     for metric in metrics:
         if metric not in known:
             raise ConfigError(f"no run logged {metric!r}; there are {', '.join(sorted(known))}")
-    finished, rest = finished_and_others(records)
-    rest += missing
+    finished, others = finished_and_others(records)
+    places = {id(record): path.relative_to(folder) for path, record in chosen}
+    rest = [
+        f"{run_name(record)}, seed {record.seed}: {why} ({places[id(record)].as_posix()})"
+        for record, why in others
+    ] + list(missing)
     shown = metrics or _usual(known)
-    unfinished = (
-        f", {len(records) - len(finished)} of which do not count" if len(finished) < len(records) else ""
-    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    verb = "does" if len(others) == 1 else "do"
+    unfinished = f", {len(others)} of which {verb} not count, see the end" if others else ""
     where = folder.name if folder.is_absolute() else folder  # no path of a machine in what is passed on
     parts = [f"# {title}\n", f"Made of {len(records)} records of runs in {markdown(where)}{unfinished}.\n"]
     pictures = 0

@@ -19,6 +19,7 @@ from typing import Any
 from mmcl_lightning._checkpoints import has_good
 from mmcl_lightning._files import whole_text
 from mmcl_lightning._options import check_whole
+from mmcl_lightning._text import say
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record
 from mmcl_lightning.studies.study import Run, Study, Variant
@@ -82,7 +83,7 @@ class Sweep:
     def _run(self) -> bool:
         variants = self.study.variants
         self._left = sum(len(self.study.tuning_runs(v)) + len(self.study.seeds) for v in variants)
-        print(f"{self.study.name}: {self._left} runs, {self.parallel} at a time", flush=True)
+        say(f"{self.study.name}: {self._left} runs, {self.parallel} at a time")
         with ThreadPoolExecutor(self.parallel) as pool, self._interruptible(pool):
             tuning = {v.name: [pool.submit(self._do, r) for r in self.study.tuning_runs(v)] for v in variants}
             chosen = []
@@ -94,7 +95,7 @@ class Sweep:
             reported = [pool.submit(self._do, run) for runs in zip(*chosen, strict=True) for run in runs]
             finished = all([job.result() for job in reported])
         for failure in self.failures:
-            print(failure, file=sys.stderr)
+            say(failure, file=sys.stderr)
         return finished and not self.failures
 
     @contextlib.contextmanager
@@ -153,18 +154,18 @@ class Sweep:
                 self._left -= 1
                 minutes = (time.monotonic() - started) / 60
                 if self._stopped.is_set():
-                    print(f"[{self._left} left] {run.name}: interrupted after {minutes:.1f} min", flush=True)
+                    say(f"[{self._left} left] {run.name}: interrupted after {minutes:.1f} min")
                     return False
                 if code or not self._finished(run):
                     output = self.folder / run.name / "output.txt"
                     self.failures.append(f"{run.name}: failed: {_last_line(output)} (see {output})")
-                    print(f"[{self._left} left] {run.name}: FAILED after {minutes:.1f} min", flush=True)
+                    say(f"[{self._left} left] {run.name}: FAILED after {minutes:.1f} min")
                     return False
-                print(f"[{self._left} left] {run.name}: {self._score(run)}, {minutes:.1f} min", flush=True)
+                say(f"[{self._left} left] {run.name}: {self._score(run)}, {minutes:.1f} min")
         else:
             with self._lock:
                 self._left -= 1
-                print(f"[{self._left} left] {run.name}: {self._score(run)}, finished before", flush=True)
+                say(f"[{self._left} left] {run.name}: {self._score(run)}, finished before")
         return True
 
     def _call(self, run: Run) -> int:

@@ -129,17 +129,18 @@ def test_ctrl_c_costs_nothing(
     assert numbers(ended) == numbers(record)
 
 
-def test_sigterm_ends_like_ctrl_c_but_says_so(tmp_path: Path) -> None:
+def test_sigterm_ends_like_ctrl_c_but_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     loss, _, code, record = run(tmp_path, "simclr", Press("on_train_batch_start", 6, signal.SIGTERM))
     assert (len(loss), code, record["status"]) == (6, 143, "interrupted")
+    assert "\nStopping after this step.\n" in capfd.readouterr().err
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     loss, _, code, record = run(tmp_path, "simclr", Press("on_train_batch_start", 6, times=2))
     assert (len(loss), code, record["status"]) == (5, 1, "interrupted")
-    assert "Ctrl-C again" in capfd.readouterr().err
+    assert "\nStopping after this step; Ctrl-C again to stop within it.\n" in capfd.readouterr().err
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
 
 
@@ -151,6 +152,16 @@ def test_a_second_ctrl_c_while_the_checkpoint_is_written(tmp_path: Path) -> None
     assert (second.calls, len(loss), code, record["status"]) == (3, 6, 130, "interrupted")
     last = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert last["global_step"] == 6
+    assert equal(last["state_dict"], weights)
+
+
+@pytest.mark.parametrize("save", [1, 2])  # of the end of epoch 1: by number, and last.ckpt
+def test_a_second_ctrl_c_between_a_numbered_checkpoint_and_the_last(save: int, tmp_path: Path) -> None:
+    presses = Press("on_train_batch_start", STEPS), Press("on_save_checkpoint", save)
+    loss, weights, code, record = run(tmp_path, "simclr", *presses, every_n_epochs=1)
+    assert (len(loss), code, record["status"]) == (STEPS, 1, "interrupted")
+    last = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert last["global_step"] == STEPS
     assert equal(last["state_dict"], weights)
 
 

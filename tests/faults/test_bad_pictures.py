@@ -181,7 +181,16 @@ def test_a_run_shows_and_records_the_count(
         "--data.num_workers=0", "--data.on_bad_image=skip", "--model.backbone=conv4",
         "--model.projection_head=cifar", "--trainer.max_epochs=1", "--trainer.accelerator=cpu",
     ])  # fmt: skip
-    assert "Skipped:      3 images that cannot be read: " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Skipped:      3 images that cannot be read: " in shown
     assert "skipped 3" in caplog.text
-    (record,) = Path("runs").rglob("ledger.json")
-    assert json.loads(record.read_text())["metrics"]["data/skipped_images"]["last"] == 3
+    (path,) = Path("runs").rglob("ledger.json")
+    record = json.loads(path.read_text())
+    assert record["metrics"]["data/skipped_images"]["last"] == 3
+    # Of 16 and 8 pictures 14 and 7 can be read, and each place says so.
+    protocol = "k=14 T=0.5 cosine h, bank 14, queries 7"
+    assert "k-NN: k clamped from 200 to 14, the size of the labelled bank" in caplog.text
+    assert f"({protocol})" in shown
+    assert record["protocols"]["knn/top1"] == protocol
+    main(["report", "runs"])
+    assert protocol in capsys.readouterr().out

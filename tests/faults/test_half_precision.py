@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -105,6 +106,20 @@ def test_short_rows_of_float16_have_no_direction_and_others_keep_theirs() -> Non
     for leaf in (single, half):
         MMCLLoss()(leaf, z1.to(leaf.dtype)).backward()
     assert torch.allclose(half.grad.float(), single.grad, rtol=1e-2, atol=1e-2)  # type: ignore[union-attr]
+
+
+def test_short_rows_are_warned_of_once() -> None:
+    z0, z1 = (view.half() for view in make_views(8, 4, seed=3))
+    z0[3:5] *= 1e-5
+    said = r"2 of 16 projections are too short for a direction in float16, .* 6e-05: .* Use bf16-mixed"
+    queue = torch.nn.functional.normalize(torch.randn(32, 4, generator=generator(1)), dim=1)
+    for loss, views in ((MMCLLoss(), (z0, z1)), (InfoNCELoss(0.2), (z0, z1, queue))):
+        with pytest.warns(UserWarning, match=said):
+            loss(*views)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loss(*views)
+            type(loss)()(*(view.float() for view in views))
 
 
 def test_a_gradient_beyond_float16_is_named() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from mmcl_lightning.modules.export import _source
 from mmcl_lightning.modules.weight_files import read_backbone
 from mmcl_lightning.modules.weights import backbone_from, load_backbone
 from mmcl_lightning.transforms import EvalTransform
+from mmcl_lightning.transforms.base import statistics_of
 
 VIT = {"name": "timm:vit_tiny_patch16_224", "img_size": 32, "in_channels": 2}
 
@@ -33,7 +37,9 @@ def checkpoint(folder: Path, backbone: Any = "resnet18", **options: Any) -> tupl
     channels = backbone["in_channels"] if isinstance(backbone, dict) else 3
     module.backbone.train()(torch.randn(4, channels, 32, 32))
     transform = EvalTransform(36, 32, (0.5,) * channels, (0.25,) * channels)
-    module.preprocessing = Preprocessing(transform, (32, 32), (32, 32), channels).to_plain()
+    module.preprocessing = Preprocessing(
+        transform, (32, 32), (32, 32), channels, statistics_of(transform), text="32 x 32 pixels"
+    ).to_plain()
     run = trainer(folder)
     run.strategy.connect(module)
     run.save_checkpoint(folder / "run.ckpt")
@@ -79,8 +85,19 @@ def test_onnx_takes_any_number_of_images(tmp_path: Path) -> None:
 
     path, trained = checkpoint(tmp_path, "conv4")
     said = export_backbone(path, str(tmp_path / "b.onnx"), "onnx")
-    assert "images (B, C, 32 x 32) to h; onnxruntime gives the same h" in said
+    made = "its metadata says how images are made"
+    assert f"images (B, C, 32 x 32) to h; {made}; onnxruntime gives the same h" in said
     session = onnxruntime.InferenceSession(tmp_path / "b.onnx")
+    told = session.get_modelmeta().custom_metadata_map
+    assert told == {
+        "preprocessing": "32 x 32 pixels",
+        "input_size": "[3, 32, 32]",
+        "mean": "[0.5, 0.5, 0.5]",
+        "std": "[0.25, 0.25, 0.25]",
+        "crop_mode": "center",
+        "crop_pct": "0.888889",
+        "interpolation": "bicubic",
+    }
     images = torch.rand(5, 3, 32, 32)
     h = session.run(None, {"images": images.numpy()})[0]
     with torch.no_grad():
@@ -97,8 +114,64 @@ def test_a_folder_for_the_hub_tells_of_the_images(backbone: Any, channels: int, 
     same(theirs, trained, channels)
     assert tuple(theirs.pretrained_cfg["mean"]) == (0.5,) * channels
     assert tuple(theirs.pretrained_cfg["input_size"]) == (channels, 32, 32)
+    assert theirs.pretrained_cfg["crop_pct"] == pytest.approx(32 / 36, abs=1e-6)
     with pytest.raises(ConfigError, match="hub is a folder: give the name"):
         export_backbone(path, str(out), "huggingface")
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", VIT, "timm:convnext_atto"])
+@pytest.mark.parametrize("known", [True, False])
+def test_weights_of_ones_own_are_not_said_to_be_those_of_timm(
+    backbone: Any, known: bool, tmp_path: Path
+) -> None:
+    path, _ = checkpoint(tmp_path, backbone)
+    if not known:
+        content = torch.load(path)
+        del content["preprocessing"]
+        torch.save(content, path)
+    said = export_backbone(path, str(tmp_path / "hub"), "huggingface")
+    assert ("without mean and std, since the checkpoint tells of none" in said) is not known
+    text = (tmp_path / "hub" / "config.json").read_text()
+    content = json.loads(text)
+    made = {"mean", "std", "interpolation", "crop_mode", "crop_pct"} if known else set()
+    of_the_network = {"classifier", "first_conv", "fixed_input_size", "input_size", "num_classes"}
+    assert set(content["pretrained_cfg"]) == of_the_network | made
+    for word in ("in1k", "license", "http", "paper", "origin", "hf_hub", "ImageNet", "tag"):
+        assert word not in text
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", VIT, {"name": "timm:resnet18", "in_channels": 2}])
+def test_what_is_printed_reads_the_file(
+    backbone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, trained = checkpoint(tmp_path, backbone)
+    monkeypatch.chdir(tmp_path)
+    for name in ("timm", "huggingface"):
+        said = export_backbone(path, name, name)
+        (call,) = re.findall(r"read it with (timm\.create_model\(.*?\));", said)
+        same(eval(call, {"timm": timm}).eval(), trained, 3 if backbone == "resnet18" else 2)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o007])
+def test_written_files_are_as_readable_as_new_ones(umask: int, tmp_path: Path) -> None:
+    path, _ = checkpoint(tmp_path)
+    before = os.umask(umask)
+    try:
+        for name in ("torchvision", "safetensors", "huggingface"):
+            export_backbone(path, str(tmp_path / name), name)  # type: ignore[arg-type]
+    finally:
+        os.umask(before)
+    files = ["torchvision", "safetensors", "huggingface/config.json", "huggingface/model.safetensors"]
+    assert [oct((tmp_path / file).stat().st_mode & 0o777) for file in files] == [oct(0o666 & ~umask)] * 4
+
+
+def test_the_file_of_a_network_that_torchvision_has_not_is_compared_too(tmp_path: Path) -> None:
+    for name, options in (("conv4", {}), ("resnet18", {"cifar_stem": True})):
+        said = export_backbone(checkpoint(tmp_path, name, **options)[0], str(tmp_path / "b.pt"))
+        assert "; the file gives the same h (differences up to 0 of the largest value)" in said
+    path = checkpoint(tmp_path, {"name": "resnet18", "in_channels": 2})[0]
+    said = export_backbone(path, str(tmp_path / "b.pt"))
+    assert "torchvision's own takes 3 channels, and this 2; the file gives the same h" in said
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_runs_of_one_name_are_told_apart_by_as_few_options_as_that_takes() -> No
     assert distinct_names("m", stopped) == ["m (with EarlyStopping)", "m (without EarlyStopping)"]
     solvers = [config(1, "Exact"), config(1, "Inverse"), config(2, "Inverse")]
     assert distinct_names("m", solvers) == [
-        "m (C=1, solver=Exact)", "m (C=1, solver=Inverse)", "m (C=2, solver=Inverse)",
+        "m (solver=Exact, C=1)", "m (solver=Inverse, C=1)", "m (solver=Inverse, C=2)",
     ]  # fmt: skip
     assert distinct_names("m", [{}, {}]) == ["m", "m (no. 2)"]
     long = [{"x": "a" * 100 + end} for end in "bc"]
@@ -173,3 +173,32 @@ def test_the_papers_value_is_that_of_its_protocol() -> None:
     run = record(config=config, method="MMCL, Inverse", epochs=200)
     assert paper_value(run, "knn/top1", PAPER) == pytest.approx(0.8133)
     assert paper_value(run, "knn/top1", DINO) is None
+
+
+def test_networks_classes_and_lengths_are_always_said_where_they_differ() -> None:
+    def config(backbone: Any, epochs: int, kernel: str | None = None, workers: int = 0) -> dict[str, Any]:
+        part = None if kernel is None else {"class_path": kernel, "init_args": {"gamma": 1.5}}
+        return {
+            "trainer": {"max_epochs": epochs},
+            "model": {"init_args": {"C": 1.0, "kernel": part, "backbone": backbone}},
+            "data": {"init_args": {"image_size": workers}},
+        }
+
+    assert distinct_names("MMCL", [config("conv4", 3), config("resnet18", 1)]) == [
+        "MMCL (backbone=conv4, max_epochs=3)",
+        "MMCL (backbone=resnet18, max_epochs=1)",
+    ]
+    options = {"name": "timm:vit_tiny_patch16_224", "img_size": 32}
+    assert distinct_names("MMCL", [config("conv4", 1), config(options, 1)]) == [
+        "MMCL (backbone=conv4)",
+        "MMCL (backbone=timm:vit_tiny_patch16_224)",
+    ]
+    own = [config("conv4", 1, "mmcl_lightning.kernels.RBF"), config("conv4", 1, "my_svm.Cauchy")]
+    assert distinct_names("MMCL", own) == ["MMCL (kernel=RBF)", "MMCL (kernel=Cauchy)"]
+    assert distinct_names("MMCL", [config("conv4", 1), own[1]]) == ["MMCL", "MMCL (kernel=Cauchy)"]
+    live = [config({"live_object": "my_nets.Net"}, 1), config("conv4", 1)]
+    assert distinct_names("MMCL", live) == ["MMCL (backbone=Net)", "MMCL (backbone=conv4)"]
+    assert distinct_names("MMCL", [config("conv4", 1, workers=1), config("conv4", 1, workers=2)]) == [
+        "MMCL (image_size=1)",
+        "MMCL (image_size=2)",
+    ]

@@ -60,7 +60,8 @@ def test_runs_that_broke_off_are_listed_and_not_averaged(tmp_path: Path) -> None
     with_values(0.1, 0.9, status="interrupted", seed=7).write(tmp_path / "b.json")
     text = write_report(tmp_path, tmp_path / "report.md")
     assert "| MMCL, Exact | 1 | 0.500 |" in text
-    assert "* MMCL, Exact, seed 7: interrupted" in text
+    assert "* MMCL, Exact, seed 7: interrupted (b.json)\n" in text
+    assert ", 1 of which does not count, see the end." in text
 
 
 def test_an_evaluation_shows_the_curve_that_moves_and_no_protocol_without_a_column(tmp_path: Path) -> None:
@@ -110,7 +111,10 @@ def test_of_several_runs_of_a_seed_the_latest_counts(tmp_path: Path) -> None:
     assert text.count("* MMCL, Exact, seed 0: run again later, which counts") == 1, (
         "and a copy is no second run"
     )
-    assert "interrupted" not in text, "it was resumed and finished"
+    why = "interrupted; another record has the finished run, which counts"
+    assert f"* MMCL, Exact, seed 1: {why} (broken.json)\n" in text
+    assert "Made of 4 records of runs in" in text
+    assert ", 2 of which do not count, see the end." in text
 
 
 def test_runs_without_a_seed_are_each_one_more(tmp_path: Path) -> None:
