@@ -238,7 +238,11 @@ def unknown_arguments(message: str, known: Iterable[str]) -> str:
             if beside and wanted[depth - 1] not in beside:
                 near = difflib.get_close_matches(wanted[depth - 1], beside, n=1)
                 meant = ".".join([*wanted[: depth - 1], *near, *wanted[depth:]])
-                return f"{message}; did you mean --{meant}?" if near else message
+                if near:
+                    return f"{message}; did you mean --{meant}?"
+                above = "".join(f"{part}." for part in wanted[: depth - 1])
+                few = ", ".join(f"--{above}{name}" for name in sorted(beside))
+                return f"{message}; there are {few}" if len(beside) < 12 and depth > 1 else message
     return message
 
 

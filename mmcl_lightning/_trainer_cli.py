@@ -142,9 +142,10 @@ class MMCLCLI(LightningCLI):
         keep_files_whole(trainer)
         requeue_in_run_folder(trainer, resumed=self._ckpt_path() is not None)
         callbacks: list[Any] = trainer.callbacks
-        for index, callback in enumerate(callbacks):
+        for index, callback in reversed(list(enumerate(callbacks))):
             if type(callback) in (RichProgressBar, TQDMProgressBar):  # a subclass is the user's own
-                callbacks[index] = progress_bar()
+                lines = self.subcommand == "fit" and not sys.stderr.isatty()  # which take its place
+                callbacks[index : index + 1] = [] if lines else [progress_bar()]
         saving = [index for index, callback in enumerate(callbacks) if isinstance(callback, Checkpoint)]
         callbacks.insert(min(saving, default=len(callbacks)), SkippedImages())  # checkpoints have its count
         bar = any(isinstance(callback, ProgressBar) for callback in callbacks)

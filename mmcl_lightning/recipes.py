@@ -126,8 +126,8 @@ def _count(node: Any, known: dict[int, float], path: str) -> float:
     """
     if id(node) not in known:
         if isinstance(node, yaml.MappingNode):
-            names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-            for name in (name for name, count in names.items() if count > 1 and name != "<<"):
+            keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            for name in (name for (_, name), count in Counter(keys).items() if count > 1 and name != "<<"):
                 line = node.start_mark.line + 1
                 raise ConfigError(f"{path}: {name} stands twice in the part from line {line} on: keep one")
         known[id(node)] = math.inf  # until it is counted

@@ -28,6 +28,7 @@ class SkippedImages(Callback):
 
     def __init__(self) -> None:
         self._paths: set[str] = set()
+        self._classes: list[str] = []  # of which no training image can be read
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the count."""
@@ -53,7 +54,10 @@ class SkippedImages(Callback):
         if not self._paths:
             return []
         some = ", ".join(sorted(self._paths)[:3]) + (", ..." if len(self._paths) > 3 else "")
-        return [f"Skipped:      {len(self._paths)} images that cannot be read: {some}"]
+        lines = [f"Skipped:      {len(self._paths)} images that cannot be read: {some}"]
+        if self._classes:
+            lines.append(f"{'':<14}among them all training images of {', '.join(self._classes)}")
+        return lines
 
     def state_dict(self) -> dict[str, Any]:
         """Return the images so far."""
@@ -69,4 +73,6 @@ class SkippedImages(Callback):
         if getattr(datamodule, "on_bad_image", "error") != "skip":
             return False
         self._paths.update(*gather_objects(datamodule.skipped_images()))
+        if hasattr(datamodule, "unread_classes"):
+            self._classes = datamodule.unread_classes(self._paths)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -95,6 +96,10 @@ def read_table(path: Path) -> dict[str, NDArray[Any]]:
         ValueError,
         OSError,
         EOFError,
+        MemoryError,  # a head that tells of more than there is
+        RecursionError,
+        SyntaxError,
+        tokenize.TokenError,
         zipfile.BadZipFile,
         zlib.error,
     ) as error:  # Arrow's own are ValueErrors

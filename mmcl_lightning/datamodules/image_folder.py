@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -149,7 +150,7 @@ class ImageFolderDataModule(ImageDataModule):
         check_choice("layout", layout, ("auto", "splits", "classes", "flat"))
         check_choice("on_bad_image", on_bad_image, ("error", "skip"))
         self.on_bad_image = on_bad_image
-        self._files: list[tuple[list[str], SkippedFiles]] = []
+        self._files: list[tuple[Listed, SkippedFiles]] = []
         self.layout = layout
         self.labels = labels
         self.label_columns = label_columns
@@ -248,12 +249,24 @@ class ImageFolderDataModule(ImageDataModule):
     def _read_later(self, listed: Listed) -> Source:
         skipped = SkippedFiles(len(listed[0])) if self._skips else None
         if skipped is not None:
-            self._files.append((listed[0], skipped))
+            self._files.append((listed, skipped))
         return FileSource(*listed, self._reader, skipped)
 
     def skipped_images(self) -> list[str]:
         """Return the files that were skipped so far as they cannot be read, by this process's loaders."""
-        return [paths[index] for paths, skipped in self._files for index in skipped.indices]
+        return [paths[index] for (paths, _), skipped in self._files for index in skipped.indices]
+
+    def unread_classes(self, bad: Collection[str]) -> list[str]:
+        """Return the classes of which no training image can be read.
+
+        Args:
+            bad: The files that cannot be read.
+        """
+        if not self._files or self.class_names is None:
+            return []
+        (paths, targets), _ = self._files[0]  # those of the training come first
+        read = {int(target) for path, target in zip(paths, targets, strict=True) if path not in bad}
+        return [self.class_names[index] for index in sorted({*targets.tolist()} - read - {-1})]
 
     def prepare_source(self, source: Source) -> Source:
         """Decode the images, if they are to be cached."""

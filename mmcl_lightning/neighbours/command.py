@@ -96,10 +96,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--root", metavar="PATH", help="folder of the images, for the picture")
     reading = parser.add_argument_group("how the images are read for the picture, as data has it of embed")
     reading.add_argument("--channels", type=int, help="of an image; the first three are shown")
-    reading.add_argument("--bands", type=json.loads, metavar="'[0, 1, 2]'", help="of a file, from 0")
-    reading.add_argument("--value_range", type=json.loads, metavar="'[0, 1000]'", help="black and white")
+    reading.add_argument("--bands", type=_list, metavar="'[0, 1, 2]'", help="of a file, from 0")
+    reading.add_argument("--value_range", type=_list, metavar="'[0, 1000]'", help="black and white")
     reading.add_argument("--max_pixels", type=int, help="most pixels of an image")
     return parser
+
+
+def _list(text: str) -> list[Any]:
+    """Return a list of the command line."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list):
+        raise argparse.ArgumentTypeError(f"expected a list, such as '[0, 1]', got {text[:60]!r}")
+    return found
 
 
 def _neighbours(

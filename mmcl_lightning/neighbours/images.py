@@ -69,7 +69,7 @@ class EmbeddedImages:
         splits = texts("split")
         if len(set(names)) < len(names) and any(splits):
             names = [f"{split}/{name}" for split, name in zip(splits, names, strict=True)]
-        return EmbeddedImages(torch.tensor(h, dtype=torch.float32), names, texts("class"), splits)
+        return EmbeddedImages(torch.from_numpy(h.astype(np.float32)), names, texts("class"), splits)
 
     def rows(self, names: Iterable[str]) -> Tensor:
         """Return the rows of images ``(Q,)`` by their paths, or the ends of these; all without a name.

@@ -194,3 +194,14 @@ def test_a_run_shows_and_records_the_count(
     assert record["protocols"]["knn/top1"] == protocol
     main(["report", "runs"])
     assert protocol in capsys.readouterr().out
+
+
+def test_a_class_that_is_lost_is_named(photos: Path) -> None:
+    for path in (photos / "train" / "b").iterdir():
+        path.write_bytes(b"no picture")
+    data, counted = folder(photos), skipped.SkippedImages()
+    run = trainer(photos.parent, counted, max_epochs=1)
+    with pytest.warns(UserWarning, match="skipped"):
+        run.fit(mmcl(), data)
+    assert counted.summary()[1].strip() == "among them all training images of b"
+    assert data.unread_classes(["x"]) == []

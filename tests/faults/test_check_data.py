@@ -121,3 +121,13 @@ def test_names_that_steer_a_terminal_are_written_out(
     with pytest.raises(SystemExit, match="1"):
         main(["check-data", "photos", "--out=problems.csv"])
     assert "a/\\x1b[31m\\udcff.png cannot be read" in capsys.readouterr().out
+
+
+def test_an_option_that_decides_nothing_of_the_reading(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["check-data", "photos", "--data.image_size=32"])
+    said = capsys.readouterr().err
+    assert "unrecognized arguments: --data.image_size=32; there are --data.background, --data.bands" in said
+    assert "--data.layout" in said

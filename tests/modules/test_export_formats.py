@@ -167,7 +167,7 @@ def test_written_files_are_as_readable_as_new_ones(umask: int, tmp_path: Path) -
 
 def test_the_file_of_a_network_that_torchvision_has_not_is_compared_too(tmp_path: Path) -> None:
     for name, options in (("conv4", {}), ("resnet18", {"cifar_stem": True})):
-        said = export_backbone(checkpoint(tmp_path, name, **options)[0], str(tmp_path / "b.pt"))
+        said = export_backbone(checkpoint(tmp_path, name, **options)[0], str(tmp_path / f"{name}.pt"))
         assert "; the file gives the same h (differences up to 0 of the largest value)" in said
     path = checkpoint(tmp_path, {"name": "resnet18", "in_channels": 2})[0]
     said = export_backbone(path, str(tmp_path / "b.pt"))

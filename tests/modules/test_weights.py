@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_counted_and_named(tmp_path: Path) -> None:
     assert (
         "80 missing in the file (layer1.2.conv1.weight, layer1.2.bn1.weight, layer1.2.bn1.bias, ...)" in said
     )
-    assert "1 differ in shape (conv1.weight)" in said
+    assert "1 of another shape (conv1.weight)" in said
     assert said.endswith("It was trained with backbone 'resnet18', cifar_stem=True")
     assert len(said) < 500
 
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_counted_and_named(tmp_path: Path) -> None:
     net = build_backbone("conv4")
     before = digests(net.state_dict())
     torch.save({**net.state_dict(), "block9.weight": torch.ones(2)}, tmp_path / "extra.pt")
-    with pytest.raises(ConfigError, match=r"1 of the file are unknown to the backbone \(block9\.weight\)"):
+    with pytest.raises(ConfigError, match=r"1 of the file unknown to the backbone \(block9\.weight\)"):
         load_backbone(net, read_backbone(str(tmp_path / "extra.pt")))
     assert digests(net.state_dict()) == before  # all or nothing
 
@@ -205,7 +205,7 @@ def test_an_export_does_not_overwrite_its_source(tmp_path: Path) -> None:
 def test_what_is_no_weight_is_passed_over(tmp_path: Path) -> None:
     state = build_backbone("conv4").state_dict()
     counters = {key: value.float() for key, value in state.items() if key.endswith("num_batches_tracked")}
-    odd = {0: torch.zeros(1), "sparse": torch.eye(2).to_sparse(), "meta": torch.zeros(1, device="meta")}
+    odd = {0: torch.zeros(1), "words": ["a"]}
     content = {"state_dict": {**state, **counters, **odd}, "hyper_parameters": ["a"]}
     torch.save(content, tmp_path / "b.pt")
     assert "24 of 24 weights" in load_backbone(build_backbone("conv4"), read_backbone(str(tmp_path / "b.pt")))
@@ -276,5 +276,5 @@ def _under(prefix: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
 def test_a_part_that_is_no_head_is_still_refused(tmp_path: Path) -> None:
     state = build_backbone("resnet18").state_dict() | {"layer5.weight": torch.zeros(2)}
     torch.save(state, tmp_path / "theirs.pth")
-    with pytest.raises(ConfigError, match=r"1 of the file are unknown to the backbone \(layer5\.weight\)"):
+    with pytest.raises(ConfigError, match=r"1 of the file unknown to the backbone \(layer5\.weight\)"):
         backbone_from(str(tmp_path / "theirs.pth"), "resnet18")

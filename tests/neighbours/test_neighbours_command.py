@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,3 +177,31 @@ def test_a_picture_of_images_of_many_bands(capsys: pytest.CaptureFixture[str]) -
     assert {(100, 100, 100), (200, 200, 200)} <= colours
     main([*command[:2], "--picture=all.png", "--root=.", "--channels=5", "--value_range=[0, 255]"])
     assert Path("all.png").read_bytes() == Path("n.png").read_bytes()
+
+
+@pytest.mark.parametrize("kind", [">f4", "<f8", np.longdouble, "<i2"])
+def test_numbers_of_any_kind_are_read(kind: Any) -> None:
+    np.savez("x.npz", h=(10 * H).astype(kind))
+    main(["neighbours", "x.npz", "--query=1", "--k=1"])
+    assert read("neighbours.csv")[1] == ["1", "1", "0", "0.000000"]
+
+
+@pytest.mark.parametrize(
+    "head", [b"{'descr': '<f4', 'fortran_order': False, 'shape': (10**6, 10**6)}", b"(" * 60]
+)
+def test_arrays_with_a_head_that_cannot_be(head: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("good.npz", h=H)
+    head = head.replace(b"10**6", b"1000000").ljust(117) + b"\n"
+    with zipfile.ZipFile("x.npz", "w") as archive:
+        archive.writestr("h.npy", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+    assert "x.npz cannot be read as representations" in complaint(["neighbours", "x.npz"], capsys, code=1)
+
+
+def test_a_list_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("[" * 5000, "7", "[1,"):
+        with pytest.raises(SystemExit):
+            main(["neighbours", "out.npz", f"--value_range={text}"])
+        said = capsys.readouterr().err
+        assert "argument --value_range: expected a list, such as '[0, 1]', got '" in said
+        assert text[:60] in said
+        assert "[" * 100 not in said
