@@ -6,6 +6,7 @@ option, and ``"no"`` in place of a flag would count as true.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import math
 import numbers
@@ -18,6 +19,7 @@ __all__ = [
     "arguments_of",
     "check_choice",
     "check_flags",
+    "check_installed",
     "check_number",
     "check_whole",
     "is_number",
@@ -74,6 +76,19 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
         *most, last = map(repr, known)
         words = f"{', '.join(most)} or {last}" if most else last
         raise ConfigError(f"{name} must be {words}, got {value!r}")
+
+
+def check_installed(user: str, package: str, extra: str, title: str = "") -> None:
+    """Raise :class:`ConfigError` unless an optional package is there; it is not imported.
+
+    Args:
+        user: Who needs it.
+        package: As it is imported.
+        extra: Extra of this package that brings it.
+        title: What it is called, where that differs.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f'{user} needs {title or package}: pip install "mmcl-lightning[{extra}]"')
 
 
 def arguments_of(thing: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mmcl_lightning.datamodules.shapes import ShapesDataModule
     from mmcl_lightning.datamodules.splits import Splits
     from mmcl_lightning.datamodules.stl10 import STL10DataModule
+    from mmcl_lightning.datamodules.tu import TUDataModule
 
 __all__ = [
     "CIFAR10DataModule",
@@ -23,6 +24,7 @@ __all__ = [
     "STL10DataModule",
     "ShapesDataModule",
     "Splits",
+    "TUDataModule",
 ]
 
 # Loaded when asked for: a worker that is spawned reads images, and needs no Lightning (several seconds).
@@ -35,6 +37,7 @@ _HOMES = {
     "STL10DataModule": "stl10",
     "ShapesDataModule": "shapes",
     "Splits": "splits",
+    "TUDataModule": "tu",
 }
 
 

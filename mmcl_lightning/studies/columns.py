@@ -118,7 +118,9 @@ def _text(record: Record, metric: str) -> str:
     names = (metric, metric.replace("best_top1", "top1").replace("top5", "top1"))
     text = next((record.protocols[name] for name in names if name in record.protocols), "")
     images = record.data.get("prepared")
-    if not text or not isinstance(images, str) or _IMAGES in text:  # as an evaluation says it itself
+    if (
+        not (text and images and isinstance(images, str)) or _IMAGES in text
+    ):  # as an evaluation says it itself
         return text
     return text + _IMAGES + images
 
