@@ -116,8 +116,17 @@ def read_graphs(folder: Path, name: str) -> GraphSource:
             f"node {edges[line, 1] + 1} of graph {second[line] + 1}: edges stay within a graph"
         )
     _same_length(folder / f"{name}_edge_labels.txt", len(edges), file)
-    keys = np.unique(edges[edges[:, 0] != edges[:, 1]] @ np.array([total, 1]))
+    keys = np.sort(edges[edges[:, 0] != edges[:, 1]] @ np.array([total, 1]))
+    keys = keys[np.diff(keys, prepend=-1) > 0]  # np.unique takes many times as long
     source, target = np.divmod(keys, total)  # sorted by node, and so by graph
+    back = np.sort(target * total + source)
+    if not np.array_equal(back, keys):
+        lone = np.setdiff1d(back, keys, assume_unique=True)
+        other, node = divmod(int(lone[0]), total)
+        raise DataError(
+            f"{file} has an edge from node {node + 1} to node {other + 1} and none back, one of {len(lone)} "
+            "such: the graphs are undirected, so the file is cut off"
+        )
     of_edge = graph_of[source] - 1
     within = np.stack([source, target]) - nodes[of_edge]
     places = np.concatenate([[0], np.bincount(of_edge, minlength=len(counts)).cumsum()])

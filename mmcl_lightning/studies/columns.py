@@ -18,6 +18,7 @@ _TITLES = {
     "logistic": "logistic regression",
     "linear": "linear",
     "finetune": "fine-tuned",
+    "cv": "cross-validated",
 }
 #: What the text of a protocol says of one run: which weights it judged, and what its fit came to.
 _OF_A_RUN = re.compile(
@@ -99,7 +100,9 @@ def late_metrics(records: Iterable[Record], metrics: Sequence[str]) -> list[tupl
 def metric_title(metric: str) -> str:
     """Return what tables and plots call a logged metric."""
     place, _, name = metric.partition("/")
-    name, _, protocol = name.replace("top1", "top-1").replace("top5", "top-5").partition("/")
+    name, _, protocol = (
+        name.replace("svc_", "SVC ").replace("top1", "top-1").replace("top5", "top-5").partition("/")
+    )
     return f"{_TITLES.get(place, place)} {name}" + (f" ({protocol})" if protocol else "")
 
 
