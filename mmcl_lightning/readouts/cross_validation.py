@@ -79,6 +79,10 @@ class SVCCrossValidation(Readout):
         """Return h of all labelled items."""
         return {"labelled": {"h"}}
 
+    def is_due(self, epoch: int, last: bool, period: int) -> bool:
+        """Whether it reads after an epoch; not after the first one where it did not before: it takes long."""
+        return epoch % period == 0 or last
+
     def start(self, reading: Reading) -> None:
         """Check that there are items to read."""
         reading.loaders("SVCCrossValidation", "labelled")

@@ -84,8 +84,10 @@ def test_the_untrained_network_stands_beside_every_number(
     again.load_state_dict(readout.state_dict())
     assert again.summary() == [line]
     alone = SVCCrossValidation(**FEW)
-    trainer(tmp_path, Readouts(at_start=False, cv=alone)).fit(simclr(**GRAPHS), tu(tmp_path))
+    run = trainer(tmp_path, Readouts(every_n_epochs=5, at_start=False, cv=alone), max_epochs=2)
+    run.fit(simclr(**GRAPHS), tu(tmp_path))
     assert "untrained" not in alone.summary()[0]
+    assert [epoch for epoch, *_ in alone.curve] == [2]  # it takes long, and so does not read after the first
 
 
 def test_all_labelled_images_are_read_too(tmp_path: Path) -> None:
