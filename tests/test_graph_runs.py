@@ -192,9 +192,10 @@ def test_the_command_line(
     assert "there are no pictures to look at: the items are DataBatch" in capsys.readouterr().err
     for arguments, words in (
         (["--model.backbone=gin:3"], "set --model.backbone gin:7"),
+        (["--model.backbone=conv4"], "of type DataBatch, and the backbone takes images: for graphs set"),
+        (["--model.backbone=resnet18"], "of type DataBatch, and the backbone takes images: for graphs set"),
         (["--data.train_transform.ratio=1.5"], "ratio must be a finite number in [0, 1), got 1.5"),
         (["--data.train_transform=GraphVeiws"], "did you mean GraphViews?"),
-        (["--model.backbone=GraphEncodr"], "did you mean GraphEncoder?"),
         (["--data.name=MUTAGS"], "did you mean MUTAG?"),
     ):
         with pytest.raises(SystemExit):
