@@ -121,7 +121,7 @@ def _share(rank: int, world: int, folder: str, root: str) -> None:
 def test_two_processes_with_unequal_graphs_equal_one(tmp_path: Path) -> None:
     write_tu(tmp_path)
     _share(0, 1, str(tmp_path), str(tmp_path))
-    mp.spawn(_share, (2, str(tmp_path), str(tmp_path)), nprocs=2)
+    mp.start_processes(_share, (2, str(tmp_path), str(tmp_path)), nprocs=2, start_method="fork")
     one, two = (torch.load(tmp_path / f"{name}.pt") for name in ("1_0", "2_1"))
     assert one.abs().max() > 1e-3
     torch.testing.assert_close(two, one, rtol=0, atol=1e-10)

@@ -170,14 +170,14 @@ def _same_length(file: Path, wanted: int, beside: Path | None, found: int | None
 
 def _numbers(file: Path, columns: int | None) -> NDArray[np.int64]:
     """Return the whole numbers of a file, a row per line."""
+    if file.is_file() and not file.stat().st_size:  # of which NumPy warns besides
+        raise DataError(f"{file} is empty")
     try:
         found = np.loadtxt(file, dtype=np.int64, delimiter=",", ndmin=2)
     except OSError as error:
         raise DataError(f"{file} is missing or cannot be read ({error.strerror or error})") from error
     except (ValueError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: {_bad_line(file, columns)}") from error
-    if not len(found):
-        raise DataError(f"{file} is empty")
     if columns is not None and found.shape[1] != columns:
         raise DataError(f"{file} has {found.shape[1]} numbers in a line, and {columns} are expected")
     return found

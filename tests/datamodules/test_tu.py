@@ -202,7 +202,6 @@ DAMAGES: dict[str, tuple[str, Any, str]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:loadtxt")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files(damage: str, tmp_path: Path) -> None:
     part, change, words = DAMAGES[damage]
