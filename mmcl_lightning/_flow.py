@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mmcl_lightning._options import missing_extra
+from mmcl_lightning._options import check_installed
 from mmcl_lightning._text import say
 from mmcl_lightning.datamodules.videos import VideoFile
-from mmcl_lightning.errors import DataError
+from mmcl_lightning.errors import ConfigError, DataError
 
 __all__ = ["flow", "make_flow"]
 
@@ -154,10 +154,12 @@ def _method(cv2: Any, method: str) -> Any:
 
 
 def _opencv() -> Any:
-    try:
-        import cv2
-    except ImportError as error:
-        raise missing_extra("mmcl flow", "OpenCV", "flow") from error
+    check_installed("mmcl flow", "cv2", "flow", "OpenCV")
+    import cv2
+
     if not hasattr(cv2, "optflow"):
-        raise missing_extra("mmcl flow", "OpenCV with its contributed modules", "flow")
+        raise ConfigError(
+            "mmcl flow needs OpenCV with its contributed modules, and the one without is installed: remove "
+            'opencv-python-headless, then pip install "mmcl-lightning[flow]"'
+        )
     return cv2

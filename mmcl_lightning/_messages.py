@@ -56,9 +56,9 @@ _KNOWN = (_HERE, *(_PATHS[name] for name in ("purelib", "platlib", "stdlib")), "
 
 def class_names() -> set[str]:
     """Names that a configuration can use without their module."""
-    from mmcl_lightning import callbacks, datamodules, kernels, losses, modules, svm
+    from mmcl_lightning import callbacks, datamodules, kernels, losses, models, modules, svm, transforms
 
-    homes = (callbacks, datamodules, kernels, losses, modules, svm)
+    homes = (callbacks, datamodules, kernels, losses, models, modules, svm, transforms)
     return {name for home in homes for name in home.__all__ if hasattr(home, name)}  # which imports it
 
 
@@ -265,6 +265,7 @@ def filter_warnings() -> None:
     threading.excepthook = _thread_ended
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # main([...]) in a notebook
+    warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")  # torch_geometric's import
     warnings.filterwarnings("ignore", message="The dirpath has changed")  # every resume gets a new folder
     # Of a checkpoint of an earlier version, whose callbacks Readouts takes up; of others it is worth reading.
     earlier = "OnlineKNN|OnlineLinearProbe|HealthPanel|LogisticReadout|SupportVectorGrid"

@@ -6,6 +6,7 @@ option, and ``"no"`` in place of a flag would count as true.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import math
 import numbers
@@ -18,11 +19,11 @@ __all__ = [
     "arguments_of",
     "check_choice",
     "check_flags",
+    "check_installed",
     "check_number",
     "check_whole",
     "is_number",
     "is_whole",
-    "missing_extra",
 ]
 
 
@@ -77,15 +78,17 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
         raise ConfigError(f"{name} must be {words}, got {value!r}")
 
 
-def missing_extra(user: str, package: str, extra: str) -> ConfigError:
-    """Return the error that says which extra of this package to install.
+def check_installed(user: str, package: str, extra: str, title: str = "") -> None:
+    """Raise :class:`ConfigError` unless an optional package is there; it is not imported.
 
     Args:
-        user: What needs it.
-        package: Name of the package that is missing.
-        extra: Name of the extra that brings it.
+        user: Who needs it.
+        package: As it is imported.
+        extra: Extra of this package that brings it.
+        title: What it is called, where that differs.
     """
-    return ConfigError(f'{user} needs {package}: pip install "mmcl-lightning[{extra}]"')
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f'{user} needs {title or package}: pip install "mmcl-lightning[{extra}]"')
 
 
 def arguments_of(thing: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from mmcl_lightning.datamodules import ShapesDataModule
+from mmcl_lightning.datamodules import ShapesDataModule, TUDataModule
 from mmcl_lightning.modules import MMCL, MoCo, SimCLR
 from mmcl_lightning.readouts import (
     KNN,
@@ -25,6 +25,7 @@ from mmcl_lightning.readouts import (
     Readout,
     Retrieval,
     SupportVectorGrid,
+    SVCCrossValidation,
 )
 
 #: How to make every readout, for small data: each meets the tests of tests/test_enrolment.py.
@@ -36,6 +37,7 @@ READOUTS: tuple[Callable[[], Readout], ...] = (
     LogisticRegression,
     functools.partial(Retrieval, ks=(1, 5)),
     functools.partial(SupportVectorGrid, images=8, queries=2),
+    functools.partial(SVCCrossValidation, folds=2, inner_folds=2, C=[1.0, 10.0]),
 )
 #: Those that write pictures, and no value.
 PICTURES = {"Embedding", "SupportVectorGrid"}
@@ -48,6 +50,7 @@ DATA_MODULES = {
     "ImageFolderDataModule": "test_image_folder.py",
     "STL10DataModule": "test_official_files.py",
     "ShapesDataModule": "test_shapes.py",
+    "TUDataModule": "test_tu.py",
     "UCF101DataModule": "test_ucf101.py",
 }
 
@@ -107,6 +110,35 @@ def shapes(**changes: Any) -> ShapesDataModule:
         "num_workers": 0,
     }
     return ShapesDataModule(**(options | changes))
+
+
+def write_tu(root: Path, name: str = "MUTAG", graphs: int = 24) -> Path:
+    """A set of graphs in the official layout: rings of class -1 and stars of class 1, 7 labels of nodes."""
+    folder = root / name / "raw"
+    folder.mkdir(parents=True)
+    lines: dict[str, list[str]] = {"A": [], "graph_indicator": [], "graph_labels": [], "node_labels": []}
+    first = 1
+    for graph in range(graphs):
+        count, star = 4 + graph % 5, graph % 2
+        for node in range(count):
+            other = first if star else first + (node + 1) % count
+            if other != first + node:
+                lines["A"] += [f"{first + node}, {other}", f"{other}, {first + node}"]
+            lines["graph_indicator"].append(str(graph + 1))
+            lines["node_labels"].append(str((first + node) % 7))
+        lines["graph_labels"].append("1" if star else "-1")
+        first += count
+    for part, text in lines.items():
+        (folder / f"{name}_{part}.txt").write_text("\n".join(text) + "\n")
+    return folder
+
+
+def tu(root: Path, **changes: Any) -> TUDataModule:
+    """24 graphs, of which 3 are a batch."""
+    if not (root / "MUTAG").exists():
+        write_tu(root)
+    options: dict[str, Any] = {"root": str(root), "batch_size": 8, "eval_batch_size": 10, "num_workers": 0}
+    return TUDataModule(**(options | changes))
 
 
 #: Options of a module that is as small as a real one can be.

@@ -19,7 +19,7 @@ PUBLIC = {
     "Throughput",
     "cli": "main",
     "datamodules": "CIFAR100DataModule CIFAR10DataModule ImageDataModule ImageFolderDataModule SSLDataModule "
-    "STL10DataModule ShapesDataModule Splits UCF101DataModule",
+    "STL10DataModule ShapesDataModule Splits TUDataModule UCF101DataModule",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "features": "FeaturePass collect_features encode evaluating feature_pass pictures_of",
@@ -31,7 +31,7 @@ PUBLIC = {
     "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment effective_k "
     "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores logistic_path rankme "
     "recall_at_k sharded_knn_accuracy uniformity",
-    "models": "Conv4 ProjectionHead build_backbone explained feature_dim",
+    "models": "Conv4 GIN GraphEncoder ProjectionHead build_backbone explained feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
     "LOGISTIC_PROTOCOLS LinearEvaluation LogisticEvaluation LogisticProtocol MMCL MoCo PretrainedBackbone "
     "PretrainingModule SimCLR export_backbone",
@@ -39,14 +39,15 @@ PUBLIC = {
     "neighbours": "near_duplicates nearest_neighbours",
     "optim": "LARS WarmupConstant WarmupCosine WarmupLinear WarmupSteps parameter_groups scale_learning_rate",
     "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout Retrieval "
-    "SupportVectorGrid",
+    "SVCCrossValidation SupportVectorGrid",
     "recipes": "find_recipe layers read_recipe read_yaml recipe_folder recipe_names",
     "studies": "Study Sweep Variant write_report",
     "svm": "Exact Factorisation Inverse MaxMarginDual ProjectedGradient Solution Solver Status "
     "max_margin_dual",
     "svm.solvers": "Exact Inverse ProjectedGradient Solver",
-    "transforms": "CIFAR_MEAN CIFAR_STD CentralCrop EvalTransform GaussianBlur ImageTransform MultiView "
-    "SimCLRTransform",
+    "transforms": "CIFAR_MEAN CIFAR_STD CentralCrop DropEdges DropNodes EvalTransform GaussianBlur "
+    "GraphTransform GraphViews ImageTransform MaskFeatures MultiView OneOf SimCLRTransform Subgraph "
+    "WholeGraph",
     "views": "all_tensors concatenate cut is_view item_count map_tensors mean_over_views shape_of split",
 }
 #: Whose arguments are said elsewhere, or are those of a base class.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from runs import write_tu
 
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError
@@ -28,6 +29,14 @@ SMALL = [
     "--trainer.enable_model_summary=false",
 ]
 NO_STEM = ["--model.cifar_stem=false"]
+#: The same for a recipe of graphs, which reads fake ones in the official layout.
+SMALL_GRAPHS = [
+    *[option for option in SMALL if "--data" not in option and "backbone" not in option],
+    "--data.batch_size=8",
+    "--readouts.cv.folds=2",
+    "--readouts.cv.inner_folds=2",
+]
+GRAPHS = ("mutag_mmcl.yaml", "tu_graphcl.yaml")
 #: The same for a recipe that evaluates a pretrained backbone.
 SMALL_EVALUATION = [
     *[option for option in SMALL if "hidden_dim" not in option],
@@ -50,8 +59,10 @@ def test_recipe_trains_and_resumes(name: str, folder: Path, capsys: pytest.Captu
     # A recipe saves every so many epochs; this one more checkpoint is there after any.
     saver = {"dirpath": "saved", "filename": "{step}", "every_n_train_steps": 2, "save_top_k": -1}
     evaluates = name.endswith(("_linear.yaml", "_finetune.yaml"))
+    if name in GRAPHS:
+        write_tu(folder / "data", graphs=16)
     options = [
-        *(SMALL_EVALUATION if evaluates else [*SMALL, *NO_STEM]),
+        *(SMALL_GRAPHS if name in GRAPHS else SMALL_EVALUATION if evaluates else [*SMALL, *NO_STEM]),
         "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
         *[f"--trainer.callbacks.{option}={value}" for option, value in saver.items()],
     ]

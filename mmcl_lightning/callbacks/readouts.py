@@ -25,6 +25,7 @@ from mmcl_lightning.readouts import (
     Readout,
     Retrieval,
     SupportVectorGrid,
+    SVCCrossValidation,
 )
 from mmcl_lightning.readouts.collection import EARLIER, collect_readouts, merged_state
 
@@ -56,6 +57,7 @@ class Readouts(Callback):
         health: Effective rank, spread, uniformity and alignment.
         support_vectors: Pictures of the negatives that count.
         embedding: Features for TensorBoard's projector.
+        cv: Support vector machine on all labelled items, by cross-validation.
         others: Readouts of your own.
         bank_loader: Batches of labelled training images without augmentation, ``(image, label, ...)`` or
             dicts with ``image`` and ``label``; ``None`` asks the datamodule's ``knn_dataloaders()``.
@@ -89,6 +91,7 @@ class Readouts(Callback):
         health: Health | None = None,
         support_vectors: SupportVectorGrid | None = None,
         embedding: Embedding | None = None,
+        cv: SVCCrossValidation | None = None,
         others: list[Readout] | None = None,
         bank_loader: Iterable[Any] | None = None,
         query_loader: Iterable[Any] | None = None,
@@ -106,7 +109,7 @@ class Readouts(Callback):
         )
         named: dict[str, Any] = {
             "knn": knn, "logistic": logistic, "probe": probe, "retrieval": retrieval, "health": health,
-            "support_vectors": support_vectors, "embedding": embedding,
+            "support_vectors": support_vectors, "embedding": embedding, "cv": cv,
         }  # fmt: skip
         self.readouts = collect_readouts(named, others)
         self._forget()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mmcl_lightning.datamodules.shapes import ShapesDataModule
     from mmcl_lightning.datamodules.splits import Splits
     from mmcl_lightning.datamodules.stl10 import STL10DataModule
+    from mmcl_lightning.datamodules.tu import TUDataModule
     from mmcl_lightning.datamodules.ucf101 import UCF101DataModule
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "STL10DataModule",
     "ShapesDataModule",
     "Splits",
+    "TUDataModule",
     "UCF101DataModule",
 ]
 
@@ -37,6 +39,7 @@ _HOMES = {
     "STL10DataModule": "stl10",
     "ShapesDataModule": "shapes",
     "Splits": "splits",
+    "TUDataModule": "tu",
     "UCF101DataModule": "ucf101",
 }
 

@@ -248,6 +248,11 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
         splits = self.splits
         return self._eval_loader(splits.pretrain if splits.bank is None else splits.bank)
 
+    def labelled_dataloader(self) -> DataLoader[Any] | None:
+        """Every labelled item once under the evaluation transform, or None without labels."""
+        parts = [part for part in (self.splits.bank, self.splits.query) if part is not None]
+        return self._eval_loader(JoinedSource(parts)) if parts else None
+
     def heldout_dataloader(self) -> DataLoader[Any] | None:
         """Held-out images under the evaluation transform, or None where none is held out."""
         source = self.splits.heldout if self.splits.query is None else self.splits.query

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import ImageOps
 
-from mmcl_lightning._options import check_choice, check_whole, missing_extra
+from mmcl_lightning._options import check_choice, check_installed, check_whole
 from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.datamodules.videos import FlowSource, VideoSource
@@ -116,8 +115,8 @@ class UCF101DataModule(SSLDataModule):
 
     def load_splits(self) -> Splits:
         """Read the lists, and look for every file of them."""
-        if self.modality == "rgb" and importlib.util.find_spec("av") is None:
-            raise missing_extra("UCF101DataModule", "PyAV", "video")
+        if self.modality == "rgb":
+            check_installed("UCF101DataModule", "av", "video", "PyAV")
         train, test = self._list("train"), self._list("test")
         return Splits(pretrain=train, heldout=test, bank=train, query=test)
 

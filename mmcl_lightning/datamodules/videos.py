@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mmcl_lightning._options import missing_extra
+from mmcl_lightning._options import check_installed
 from mmcl_lightning.datamodules.sources import Source
 from mmcl_lightning.errors import DataError
 
@@ -103,10 +103,9 @@ class VideoFile:
 
     @contextmanager
     def _open(self) -> Iterator[tuple[Any, Any]]:
-        try:
-            import av
-        except ImportError as error:
-            raise missing_extra("a video", "PyAV", "video") from error
+        check_installed("a video", "av", "video", "PyAV")
+        import av
+
         try:
             container = av.open(self.path)
         except FileNotFoundError as error:

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from mmcl_lightning._options import check_flags, check_whole
 from mmcl_lightning.errors import ConfigError, ShapeError
+from mmcl_lightning.models.graphs import GIN
 
 __all__ = ["Conv4", "build_backbone", "feature_dim", "input_channels"]
 
 _TIMM_PREFIX = "timm:"
+_GIN_PREFIX = "gin:"
 _PROBE_SIZES = (32, 224)
 _CONV4_PIXELS = 16
 
@@ -79,8 +81,9 @@ def build_backbone(
 
     Args:
         name: A torchvision ResNet (``"resnet50"``, ``"wide_resnet50_2"``, ...), ``"timm:NAME"`` for any
-            network of timm, ``"conv4"`` (see :class:`Conv4`), or for clips ``"s3d"`` (see
-            :class:`~mmcl_lightning.models.video.S3D`). Or a mapping of the name and the other
+            network of timm, or ``"conv4"`` (see :class:`Conv4`). For clips ``"s3d"`` (see
+            :class:`~mmcl_lightning.models.video.S3D`); for graphs ``"gin:7"`` with the number of features of
+            a node (see :class:`~mmcl_lightning.models.GIN`). Or a mapping of the name and the other
             arguments, as a configuration has it: ``{"name": "resnet18", "in_channels": 4}``.
         cifar_stem: For images of 32 to 64 pixels: conv1 becomes 3x3, stride 1, padding 1, and the
             max-pool is removed, as SimCLR (Chen et al. 2020, appendix B.9) does for CIFAR-10.
@@ -88,7 +91,8 @@ def build_backbone(
         pretrained: Start from the library's default ImageNet weights (a download) instead of a random
             start. Not for ``"conv4"`` and ``"s3d"``, and not with another stem.
         in_channels: Channels of the images.
-        **options: Of a timm network, such as ``img_size=96`` or ``dynamic_img_size=True``.
+        **options: Of a timm network, such as ``img_size=96`` or ``dynamic_img_size=True``; of a GIN,
+            ``hidden`` and ``layers``.
 
     Returns:
         A module whose forward maps ``(B, in_channels, H, W)`` to ``(B, F)``, F = ``feature_dim(module)``.
@@ -109,7 +113,7 @@ def build_backbone(
         )
     check_whole(1, in_channels=in_channels)
     check_flags(pretrained=pretrained, cifar_stem=cifar_stem)
-    if options and not name.startswith(_TIMM_PREFIX):
+    if options and not name.startswith((_TIMM_PREFIX, _GIN_PREFIX)):
         raise ConfigError(
             f"backbone {name!r} has no option {next(iter(options))!r}: there are cifar_stem, in_channels and "
             "pretrained; networks of timm have more"
@@ -123,10 +127,12 @@ def build_backbone(
             f"Leave it False ('conv4' is built for 32x32 images as it is); with a recipe that sets it: "
             "--model.cifar_stem false."
         )
-    if name in ("conv4", "s3d"):
+    if name in ("conv4", "s3d") or name.startswith(_GIN_PREFIX):
         if pretrained:
             raise ConfigError(f"pretrained=True: there are no published weights for {name!r}.")
-        return Conv4(in_channels) if name == "conv4" else _s3d(in_channels)
+        if name == "s3d":
+            return _s3d(in_channels)
+        return Conv4(in_channels) if name == "conv4" else _gin(name, options)
     if name.startswith(_TIMM_PREFIX):
         return _timm_model(name.removeprefix(_TIMM_PREFIX), pretrained, in_channels, options)
     raise _unknown_name(name, resnets)
@@ -230,6 +236,15 @@ def _timm_model(name: str, pretrained: bool, in_channels: int, options: dict[str
     return model
 
 
+def _gin(name: str, options: dict[str, Any]) -> nn.Module:
+    number = name.removeprefix(_GIN_PREFIX)
+    if not number.isdecimal():
+        raise ConfigError(f"a GIN is named by the features of a node, such as 'gin:7', got {name!r}")
+    if strange := [option for option in options if option not in ("hidden", "layers")]:
+        raise ConfigError(f"backbone {name!r} has the options hidden and layers, and no {strange[0]!r}")
+    return GIN(int(number), **options)
+
+
 def _init_conv(conv: nn.Conv2d) -> None:
     # As torchvision starts every convolution of a ResNet; a replaced stem must not differ from the rest.
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
@@ -240,8 +255,8 @@ def _unknown_name(name: str, known: Sequence[str]) -> ConfigError:
     hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
     return ConfigError(
         f"Unknown backbone {name!r}.{hint} A name is a torchvision ResNet ('resnet18', 'resnet50', ...), "
-        f"'timm:NAME' ('timm:vit_small_patch16_224', ...), 'conv4', or for clips 's3d'; any nn.Module can be "
-        "passed instead."
+        f"'timm:NAME' ('timm:vit_small_patch16_224', ...), 'conv4', for clips, 's3d', or, for graphs, 'gin:7'; "
+        "any nn.Module can be passed instead."
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mmcl_lightning.errors import ShapeError
 from mmcl_lightning.models.backbones import input_channels
+from mmcl_lightning.views import all_tensors, is_view
 
 __all__ = ["explained"]
 
@@ -25,7 +26,7 @@ _ONE_VALUE = "more than 1 value per channel"  # of batch norm, of a batch of one
 
 @contextlib.contextmanager
 def explained(module: nn.Module, images: Any) -> Iterator[None]:
-    """Say in a sentence why a network refuses images of a wrong number of channels, or of pixels.
+    """Say in a sentence why a network refuses images of a wrong number of channels, or of pixels, or graphs.
 
     Args:
         module: The network that is called within the context.
@@ -65,6 +66,14 @@ def explained(module: nn.Module, images: Any) -> Iterator[None]:
                 f"'{{name: timm:vit_small_patch16_224, img_size: {images.shape[2]}}}'"
             ) from error
         raise
+    except (AttributeError, TypeError) as error:
+        takes_images = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        if all_tensors(images) or not takes_images or not is_view(images):
+            raise
+        raise ShapeError(
+            f"the items are of type {type(images).__name__}, and the backbone takes images: for graphs set "
+            "--model.backbone gin:7, with the number of features of a node"
+        ) from error
 
 
 def _refused_by_library(error: Exception, module: nn.Module) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
 import time
 from collections.abc import Iterable
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from mmcl_lightning._accuracy import ClassAccuracy
 from mmcl_lightning._lightning import callbacks_of
-from mmcl_lightning._options import check_number
+from mmcl_lightning._options import check_installed, check_number
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.metrics import LogisticModel, fit_logistic, logistic_path
 from mmcl_lightning.modules.frozen import FrozenClassifier
@@ -82,8 +81,7 @@ class LogisticEvaluation(FrozenClassifier):
         num_classes: int | None = None,
         preprocessing: Literal["checkpoint", "data"] = "checkpoint",
     ):
-        if importlib.util.find_spec("scipy") is None:
-            raise ConfigError('LogisticEvaluation needs SciPy: pip install "mmcl-lightning[evaluate]"')
+        check_installed("LogisticEvaluation", "scipy", "evaluate", "SciPy")
         if C is not None:
             check_number("C", C, "> 0")
         super().__init__(checkpoint, protocol, backbone, cifar_stem, num_classes, preprocessing)

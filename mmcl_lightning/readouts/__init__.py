@@ -1,6 +1,7 @@
 """What one looks at while a representation forms; :class:`~mmcl_lightning.callbacks.Readouts` runs them."""
 
 from mmcl_lightning.readouts.base import Readout
+from mmcl_lightning.readouts.cross_validation import SVCCrossValidation
 from mmcl_lightning.readouts.embedding import Embedding
 from mmcl_lightning.readouts.health import Health
 from mmcl_lightning.readouts.knn import KNN
@@ -20,5 +21,6 @@ __all__ = [
     "Reading",
     "Readout",
     "Retrieval",
+    "SVCCrossValidation",
     "SupportVectorGrid",
 ]

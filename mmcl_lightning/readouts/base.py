@@ -62,8 +62,8 @@ class Readout(ABC):
 
         Returns:
             Kinds of features, of ``"h"`` and ``"z"``, by the images they are of: ``"bank"`` for the labelled
-            training images, ``"query"`` for the labelled held-out images, ``"sample"`` for training images of
-            which a part is enough.
+            training images, ``"query"`` for the labelled held-out images, ``"labelled"`` for all labelled
+            ones, each once, ``"sample"`` for training images of which a part is enough.
         """
         return {}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.readouts.base import Readout
+from mmcl_lightning.readouts.cross_validation import SVCCrossValidation
 from mmcl_lightning.readouts.embedding import Embedding
 from mmcl_lightning.readouts.health import Health
 from mmcl_lightning.readouts.knn import KNN
@@ -24,6 +25,7 @@ _KINDS: dict[str, type[Readout]] = {
     "health": Health,
     "support_vectors": SupportVectorGrid,
     "embedding": Embedding,
+    "cv": SVCCrossValidation,
 }
 #: Callbacks whose states a checkpoint may have, by the readout that they are here; all but the first are of
 #: an earlier version.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -10,8 +9,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 
 from mmcl_lightning._accuracy import TopAccuracy
-from mmcl_lightning._options import check_number
-from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning._options import check_installed, check_number
+from mmcl_lightning.errors import DataError
 from mmcl_lightning.metrics.logistic import fit_logistic
 from mmcl_lightning.readouts.base import Readout, epochs
 from mmcl_lightning.readouts.reading import Reading
@@ -46,8 +45,7 @@ class LogisticRegression(Readout):
     def __init__(self, C: float = 0.01, every_n_epochs: int | None = None) -> None:
         super().__init__(every_n_epochs)
         check_number("C", C, "> 0")
-        if importlib.util.find_spec("scipy") is None:
-            raise ConfigError('LogisticRegression needs SciPy: pip install "mmcl-lightning[evaluate]"')
+        check_installed("LogisticRegression", "scipy", "evaluate", "SciPy")
         self.C = C
 
     def reset(self) -> None:

@@ -106,11 +106,16 @@ class Reading:
 
         Args:
             user: Who needs them, for the message.
-            images: Which images, of ``"bank"`` and ``"query"``.
+            images: Which images, of ``"bank"`` and ``"query"``, or ``"labelled"``.
 
         Raises:
             ConfigError: If neither the user nor a datamodule gives them.
         """
+        if images == ("labelled",):
+            if not hasattr(self.datamodule, "labelled_dataloader"):
+                raise ConfigError(f"{user} needs a datamodule with labelled_dataloader()")
+            loader = self._keep("labelled_dataloader")
+            return None if loader is None else [loader]
         given = {"bank": self.images.bank_loader, "query": self.images.query_loader}
         if any(loader is not None for loader in given.values()):
             found = [loader for name in images if (loader := given[name]) is not None]
@@ -126,7 +131,7 @@ class Reading:
             raise ConfigError(f"{user} needs {names}, or a datamodule with knn_dataloaders()")
         return found
 
-    def features(self, images: Literal["bank", "query"], user: str) -> FeaturePass | None:
+    def features(self, images: Literal["bank", "query", "labelled"], user: str) -> FeaturePass | None:
         """Return the features of some images, or None where the data has no labels.
 
         Args:

@@ -18,6 +18,7 @@ _TITLES = {
     "logistic": "logistic regression",
     "linear": "linear",
     "finetune": "fine-tuned",
+    "cv": "cross-validated",
 }
 #: What the text of a protocol says of one run: which weights it judged, and what its fit came to.
 _OF_A_RUN = re.compile(
@@ -99,7 +100,9 @@ def late_metrics(records: Iterable[Record], metrics: Sequence[str]) -> list[tupl
 def metric_title(metric: str) -> str:
     """Return what tables and plots call a logged metric."""
     place, _, name = metric.partition("/")
-    name, _, protocol = name.replace("top1", "top-1").replace("top5", "top-5").partition("/")
+    name, _, protocol = (
+        name.replace("svc_", "SVC ").replace("top1", "top-1").replace("top5", "top-5").partition("/")
+    )
     return f"{_TITLES.get(place, place)} {name}" + (f" ({protocol})" if protocol else "")
 
 
@@ -118,7 +121,9 @@ def _text(record: Record, metric: str) -> str:
     names = (metric, metric.replace("best_top1", "top1").replace("top5", "top1"))
     text = next((record.protocols[name] for name in names if name in record.protocols), "")
     images = record.data.get("prepared")
-    if not text or not isinstance(images, str) or _IMAGES in text:  # as an evaluation says it itself
+    if (
+        not (text and images and isinstance(images, str)) or _IMAGES in text
+    ):  # as an evaluation says it itself
         return text
     return text + _IMAGES + images
 

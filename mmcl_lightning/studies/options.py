@@ -13,7 +13,8 @@ __all__ = ["flat_options", "training_part", "varying"]
 _WATCHING = {
     "Embedding", "Health", "HealthPanel", "KNN", "LearningRateMonitor", "Ledger", "LinearProbe",
     "LogisticReadout", "LogisticRegression", "ModelCheckpoint", "OnlineKNN", "OnlineLinearProbe", "Readouts",
-    "ResumableCheckpoint", "RichProgressBar", "SupportVectorGrid", "TQDMProgressBar", "Throughput",
+    "ResumableCheckpoint", "RichProgressBar", "SVCCrossValidation", "SupportVectorGrid",
+    "TQDMProgressBar", "Throughput",
 }  # fmt: skip
 #: Options of the trainer and of the data that change what is seen or how fast, and not what comes out.
 _SHOWING = {

@@ -12,14 +12,16 @@ from mmcl_lightning.ledger import Record
 __all__ = ["paper_value"]
 
 _LINEAR_EPOCHS, _KNN_EPOCHS = 400, 200
+_GRAPH_EPOCHS, _GRAPH_BATCH = 20, 128
 _KNN = "k=200 T=0.5 cosine h"  # how its k-NN accuracies were measured
 
 
 def paper_value(record: Record, metric: str, protocol: str = "") -> float | None:
     """Return what the paper prints for a run, a share in [0, 1], or ``None`` where it has no such run.
 
-    A run counts as the paper's only with its data set at full size, ResNet-50, and the same batch size and
-    epochs: ``linear/top1`` of a pretraining of 400 epochs, or ``knn/top1`` of one of 200.
+    A run counts as the paper's only with its data set at full size, the same network, batch size and epochs:
+    ``linear/top1`` of a ResNet-50 pretrained for 400 epochs, or ``knn/top1`` of one for 200, and
+    ``cv/svc_accuracy`` of a GIN of graphs pretrained for 20.
 
     Args:
         record: Record of a pretraining run or of a linear evaluation.
@@ -35,11 +37,16 @@ def paper_value(record: Record, metric: str, protocol: str = "") -> float | None
     data, model = _options(config, "data"), _options(config, "model")
     data_class = str(config.get("data", {}).get("class_path", "")).rpartition(".")[2]
     subset = data.get("train_subset") or data.get("test_subset") or data.get("validation_subset")
-    if subset or model.get("backbone") != "resnet50":
+    backbone = str(model.get("backbone"))
+    if subset or not (backbone == "resnet50" or backbone.startswith("gin:")):
         return None
     tables = yaml.safe_load(resources.files(__package__).joinpath("paper.yaml").read_text())
     loss, _, solver = method.partition(", ")
     batch, value = data.get("batch_size"), None
+    if backbone != "resnet50":
+        counts = metric == "cv/svc_accuracy" and origin["epochs"] == _GRAPH_EPOCHS and batch == _GRAPH_BATCH
+        value = tables["graph"].get(loss, {}).get(data.get("name")) if counts else None
+        return None if value is None else value / 100
     if metric == "linear/top1" and record.pretraining and origin["epochs"] == _LINEAR_EPOCHS:
         value = tables["linear"].get(data_class, {}).get(loss, {}).get(batch)
         if batch == 256:

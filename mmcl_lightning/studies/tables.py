@@ -18,6 +18,10 @@ from mmcl_lightning.studies.paper import paper_value
 __all__ = ["differences_table", "is_followed", "results_table", "tuning_table"]
 
 
+#: Metrics that an untrained network nearly reaches on small sets of graphs.
+_BESIDE_UNTRAINED = "cv/"
+
+
 def results_table(groups: Sequence[Group], columns: Sequence[Column]) -> str:
     """Return one row per method: means over the seeds, the paper's value, speed and memory."""
     paper = {
@@ -31,7 +35,7 @@ def results_table(groups: Sequence[Group], columns: Sequence[Column]) -> str:
     for column in columns:
         head += [markdown(column.title), *(["best epoch"] if column in followed else [])]
         head += ["paper"] if any(key[1] == column for key in paper) else []
-    rows = []
+    rows = _untrained(groups, columns, head)
     for group in groups:
         row = [markdown(group.name), str(group.seeds)]
         for column in columns:
@@ -42,6 +46,29 @@ def results_table(groups: Sequence[Group], columns: Sequence[Column]) -> str:
                 row.append("-" if value is None else f"{value:.3f}")
         rows.append([*row, *_cost(group)])
     return _markdown([*head, "images/s", "minutes", "memory, GB"], rows)
+
+
+def _untrained(groups: Sequence[Group], columns: Sequence[Column], head: Sequence[str]) -> list[list[str]]:
+    """Return a row of what was read before training, where trained networks hardly differ from that.
+
+    It is the same in every method, so each seed counts once.
+    """
+    cells = dict.fromkeys([*head, "images/s", "minutes", "memory, GB"], "-")
+    counts = set()
+    for column in columns:
+        found = {
+            seed: metric.curve[0][3]
+            for group in groups for seed, metric in group.measured(column).items()
+            if column.metric.startswith(_BESIDE_UNTRAINED) and metric.curve[0][1] == 0
+        }  # fmt: skip
+        if found:
+            cells[markdown(column.title)] = _spread(list(found.values()))
+            counts.add(str(len(found)))
+    return (
+        [list((cells | {"method": "untrained", "seeds": " to ".join(sorted(counts))}).values())]
+        if counts
+        else []
+    )
 
 
 def _cost(group: Group) -> list[str]:

@@ -240,6 +240,38 @@ def test_the_papers_value_is_there_for_the_papers_run_only() -> None:
     assert paper_value(run, "knn/top1") is None, "a subset is another experiment"
 
 
+def of_graphs(*values: float, **changes: Any) -> Any:
+    curve = [[20.0 * i, 40 * i, 60.0 * i, value] for i, value in enumerate(values)]
+    data = {"init_args": {"name": "MUTAG", "batch_size": 128}}
+    config = {"model": {"init_args": {"backbone": "gin:7"}}, "data": data}
+    options = {"metrics": {"cv/svc_accuracy": Metric(curve)}, "steps": 40, "epochs": 20, "config": config}
+    return record(**{**options, **changes})
+
+
+def test_the_papers_graphs() -> None:
+    run = of_graphs(0.8, 0.9)
+    assert paper_value(run, "cv/svc_accuracy") == pytest.approx(0.8842)
+    assert paper_value(run, "knn/top1") is None
+    assert paper_value(of_graphs(0.9, epochs=10), "cv/svc_accuracy") is None
+    assert paper_value(of_graphs(0.9, method="MMCL log, Inverse"), "cv/svc_accuracy") is None
+    run.config["data"]["init_args"]["name"] = "PTC_MR"
+    assert paper_value(run, "cv/svc_accuracy") is None
+
+
+def test_the_untrained_network_is_a_row_beside_cross_validation(tmp_path: Path) -> None:
+    for seed, first in enumerate((0.80, 0.84)):
+        of_graphs(first, 0.9, seed=seed, label="read").write(tmp_path / f"{seed}.json")
+        late = Metric([[1.0, 2, 1.0, 0.1], [20.0, 40, 60.0, 0.7]])
+        later = {"metrics": {"cv/svc_accuracy": late}, "label": "later", "config_hash": "b"}
+        of_graphs(seed=seed, **later).write(tmp_path / f"b{seed}.json")
+    text = write_report(tmp_path, tmp_path / "r.md", metrics=["cv/svc_accuracy"])
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert rows[0].startswith("| method | seeds | cross-validated SVC accuracy | paper |")
+    assert rows[2] == "| untrained | 2 | 0.820 ± 0.028 | - | - | - | - |"
+    assert rows[3].startswith("| read | 2 | 0.900 ± 0.000 | 0.884 |")
+    assert rows[4].startswith("| later | 2 | 0.700 ± 0.000 | 0.884 |")
+
+
 def test_the_kernel_is_that_of_the_loss_wherever_the_configuration_has_it() -> None:
     """A criterion of ContrastiveModule has its kernel below it, and a default is in no configuration."""
     linear = {"init_args": {"kernel": {"class_path": "mmcl_lightning.kernels.Linear"}}}
