@@ -255,8 +255,8 @@ def _unknown_name(name: str, known: Sequence[str]) -> ConfigError:
     hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
     return ConfigError(
         f"Unknown backbone {name!r}.{hint} A name is a torchvision ResNet ('resnet18', 'resnet50', ...), "
-        "'timm:NAME' ('timm:vit_small_patch16_224', ...) or 'conv4'; for clips, 's3d'; for graphs, 'gin:7'; any "
-        "nn.Module can be passed instead."
+        "'timm:NAME' ('timm:vit_small_patch16_224', ...) or 'conv4'; for clips, 's3d'; for graphs, 'gin:7'; "
+        "any nn.Module can be passed instead."
     )
 
 
