@@ -79,6 +79,8 @@ class ImageFolderDataModule(ImageDataModule):
             train, test, val and the like. A path is relative to ``root``, or absolute, or the end of one
             picture's path, such as its name; the ending of the name may be missing.
         label_columns: Names of the file's columns by ours, where they are others, as in ``{label: dx}``.
+        class_list: A file with the name of a class folder on each line, or ``"imagenet100"``: these alone are
+            read; their labels are in sorted order. None for all.
         channels: Channels of an image: 3, colour; 1, grey; others for all bands of a TIFF. None for 3, or the
             number of ``bands``. The network needs as many: ``--model.backbone '{name: resnet18, in_channels:
             4}'``.
@@ -113,6 +115,7 @@ class ImageFolderDataModule(ImageDataModule):
         layout: Layout = "auto",
         labels: str = "folder",
         label_columns: dict[str, str] | None = None,
+        class_list: str | None = None,
         channels: int | None = None,
         bands: tuple[int, ...] | None = None,
         value_range: tuple[float, float] | None = None,
@@ -154,6 +157,7 @@ class ImageFolderDataModule(ImageDataModule):
         self.layout = layout
         self.labels = labels
         self.label_columns = label_columns
+        self.class_list = class_list
         self.reader = self._reader = PictureReader(channels, bands, value_range, background, max_pixels)
         numbers = 0 if mean is None else len(mean)
         if numbers not in (0, self.reader.depth):
@@ -340,7 +344,7 @@ class ImageFolderDataModule(ImageDataModule):
 
     def _scan(self) -> PictureTree:
         if self._tree is None:
-            self._tree = scan_tree(self.root, self.layout, self.labels, self.label_columns)
+            self._tree = scan_tree(self.root, self.layout, self.labels, self.label_columns, self.class_list)
         return self._tree
 
 
