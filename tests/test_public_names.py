@@ -28,8 +28,9 @@ PUBLIC = {
     "losses": "Contrast ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss Hard HardNegativeMixing "
     "HingeLoss InfoNCELoss MMCLLoss NTXentLoss Near NegativeWeights Shuffled SupportVectors Uniform "
     "WeightedContrastiveLoss Weights",
-    "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment effective_k "
-    "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores logistic_path rankme "
+    "metrics": "EffectiveRank FeatureShard FewShotProtocol FewShotResult KNNProtocol KNN_PROTOCOLS "
+    "LogisticModel alignment draw_episode effective_k feature_std few_shot_accuracy fit_logistic "
+    "gather_in_order knn_accuracy knn_predict knn_scores logistic_path nearest_prototype rankme "
     "recall_at_k sharded_knn_accuracy uniformity",
     "models": "Conv4 GIN GraphEncoder ProjectionHead build_backbone explained feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "

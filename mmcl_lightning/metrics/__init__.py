@@ -1,5 +1,12 @@
-"""Measures of a representation, as pure functions of features: k-NN accuracy and signs of collapse."""
+"""Measures of a representation, as pure functions of features: accuracies and signs of collapse."""
 
+from mmcl_lightning.metrics.few_shot import (
+    FewShotProtocol,
+    FewShotResult,
+    draw_episode,
+    few_shot_accuracy,
+    nearest_prototype,
+)
 from mmcl_lightning.metrics.health import EffectiveRank, alignment, feature_std, rankme, uniformity
 from mmcl_lightning.metrics.knn import (
     KNN_PROTOCOLS,
@@ -17,17 +24,22 @@ __all__ = [
     "KNN_PROTOCOLS",
     "EffectiveRank",
     "FeatureShard",
+    "FewShotProtocol",
+    "FewShotResult",
     "KNNProtocol",
     "LogisticModel",
     "alignment",
+    "draw_episode",
     "effective_k",
     "feature_std",
+    "few_shot_accuracy",
     "fit_logistic",
     "gather_in_order",
     "knn_accuracy",
     "knn_predict",
     "knn_scores",
     "logistic_path",
+    "nearest_prototype",
     "rankme",
     "recall_at_k",
     "sharded_knn_accuracy",
