@@ -26,12 +26,14 @@ from mmcl_lightning.losses import ContrastiveLoss
 __all__ = ["Ledger"]
 
 #: Parts of the names of metrics that should be small.
-_SMALLER = ("loss", "residual", "gap", "seconds", "alignment", "uniformity")
+_SMALLER = ("loss", "residual", "gap", "seconds", "alignment", "uniformity", "half_width")
 _PLACES = ("logger", "default_root_dir", "enable_progress_bar")  # say where and how it shows
 
 
 class Ledger(Callback):
     """Write ``ledger.json`` when a fit ends: what ran, on what, and every logged number.
+
+    Of a module that is ``measured_by`` a test, as a few-shot evaluation is, it is the record of that.
 
     The command line adds one to every run; ``mmcl report`` turns a folder of them into a table and a plot.
     A resumed run continues its record.
@@ -65,9 +67,11 @@ class Ledger(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Listen to what is logged; forget another run."""
-        if stage == "fit" and not has_trained(trainer):
+        if stage != _measured_by(pl_module):
+            return
+        if stage != "fit" or not has_trained(trainer):
             self._forget()
-        if stage == "fit" and self._recorder not in trainer.loggers:
+        if self._recorder not in trainer.loggers:
             self._recorder.owner, self._recorder.trainer = self, trainer
             trainer.loggers = [*trainer.loggers, self._recorder]
 
@@ -90,6 +94,17 @@ class Ledger(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the record of a run that came to its end."""
         self._write(trainer, pl_module, "finished")
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock of a test that is recorded."""
+        if _measured_by(pl_module) == "test":
+            self.on_fit_start(trainer, pl_module)
+            self.on_train_start(trainer, pl_module)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the record of such a test."""
+        if _measured_by(pl_module) == "test":
+            self._write(trainer, pl_module, "finished")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Write the record of a run that broke off, once it had started to train."""
@@ -220,6 +235,12 @@ class _Nothing:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self
+
+
+def _measured_by(module: LightningModule) -> str:
+    """Return the command whose numbers a record is of: ``"fit"`` unless the module says otherwise."""
+    command: str = getattr(module, "measured_by", "fit")
+    return command
 
 
 def _short(value: float) -> float:
