@@ -29,11 +29,12 @@ PUBLIC = {
     "losses": "Contrast ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss Hard HardNegativeMixing "
     "HingeLoss InfoNCELoss MMCLLoss NTXentLoss Near NegativeWeights Shuffled SupportVectors Uniform "
     "WeightedContrastiveLoss Weights",
-    "metrics": "EffectiveRank FeatureShard FewShotProtocol FewShotResult KNNProtocol KNN_PROTOCOLS "
-    "LogisticModel alignment draw_episode effective_k feature_std few_shot_accuracy "
-    "fit_logistic gather_in_order knn_accuracy knn_predict knn_scores logistic_path "
-    "nearest_prototype rankme recall_at_k sharded_knn_accuracy uniformity",
-    "models": "Conv4 GIN GraphEncoder ProjectionHead build_backbone explained feature_dim",
+    "metrics": "AngularErrors DetectionAP EffectiveRank FeatureShard FewShotProtocol FewShotResult "
+    "KNNProtocol KNN_PROTOCOLS LogisticModel alignment angular_error draw_episode effective_k "
+    "feature_std few_shot_accuracy fit_logistic gather_in_order knn_accuracy knn_predict "
+    "knn_scores logistic_path mean_normal nearest_prototype rankme recall_at_k "
+    "sharded_knn_accuracy uniformity voc_detection_ap",
+    "models": "Conv4 GIN GraphEncoder ProjectionHead PyramidPooling build_backbone explained feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol "
     "FewShotEvaluation FineTune LOGISTIC_PROTOCOLS LinearEvaluation LogisticEvaluation "
     "LogisticProtocol MMCL MoCo PretrainedBackbone PretrainingModule SimCLR export_backbone",

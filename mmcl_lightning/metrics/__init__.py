@@ -1,5 +1,7 @@
 """Measures of a representation, as pure functions of features: accuracies and signs of collapse."""
 
+from mmcl_lightning.metrics.angles import AngularErrors, angular_error, mean_normal
+from mmcl_lightning.metrics.detection_ap import DetectionAP, voc_detection_ap
 from mmcl_lightning.metrics.few_shot import (
     FewShotProtocol,
     FewShotResult,
@@ -22,6 +24,8 @@ from mmcl_lightning.metrics.sharded import FeatureShard, gather_in_order, sharde
 
 __all__ = [
     "KNN_PROTOCOLS",
+    "AngularErrors",
+    "DetectionAP",
     "EffectiveRank",
     "FeatureShard",
     "FewShotProtocol",
@@ -29,6 +33,7 @@ __all__ = [
     "KNNProtocol",
     "LogisticModel",
     "alignment",
+    "angular_error",
     "draw_episode",
     "effective_k",
     "feature_std",
@@ -39,9 +44,11 @@ __all__ = [
     "knn_predict",
     "knn_scores",
     "logistic_path",
+    "mean_normal",
     "nearest_prototype",
     "rankme",
     "recall_at_k",
     "sharded_knn_accuracy",
     "uniformity",
+    "voc_detection_ap",
 ]
