@@ -1,4 +1,4 @@
-"""Backbones (image or graph -> representation ``h``) and heads (``h`` -> projection ``z``, places -> classes)."""
+"""Backbones (image or graph -> representation ``h``), and heads on ``h`` or on its places."""
 
 from mmcl_lightning.models.backbones import Conv4, build_backbone, feature_dim
 from mmcl_lightning.models.graphs import GIN, GraphEncoder
