@@ -140,15 +140,21 @@ def test_loaders_and_networks_of_ones_own(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = {"class_path": "runs.FlatNet", "init_args": {"width": 8}}
     torch.save(FlatNet().state_dict(), tmp_path / "flat.pt")
+    labels = torch.arange(31) % 4  # brightness tells of three classes: neither all right nor all wrong
     found = []
     for running in ({}, {"devices": 2, "strategy": "ddp_fork"}):  # where Lightning repeats an image of 31
-        module, keep = few_shot(str(tmp_path / "flat.pt"), backbone=network), _Keep(tmp_path / "found.json")
+        module, keep = (
+            few_shot(str(tmp_path / "flat.pt"), backbone=network),
+            _Keep(tmp_path / f"{len(found)}.json"),
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trainer(tmp_path, keep, **running).test(module, image_loader(31, seed=1), verbose=False)
+            trainer(tmp_path, keep, **running).test(
+                module, image_loader(31, seed=1, labels=labels), verbose=False
+            )
         found.append(json.loads(keep.path.read_text()))
     assert found[0] == found[1]
-    assert sum(found[0]) / len(found[0]) > 0.8, "brightness tells the classes"
+    assert len(set(found[0])) > 3
 
 
 def test_input_is_checked(weights: str, tmp_path: Path) -> None:
