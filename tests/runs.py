@@ -47,6 +47,7 @@ PICTURES = {"Embedding", "SupportVectorGrid"}
 DATA_MODULES = {
     "CIFAR10DataModule": "test_official_files.py",
     "CIFAR100DataModule": "test_official_files.py",
+    "FewShotDataModule": "test_few_shot_sets.py",
     "ImageFolderDataModule": "test_image_folder.py",
     "STL10DataModule": "test_official_files.py",
     "ShapesDataModule": "test_shapes.py",

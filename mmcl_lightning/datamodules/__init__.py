@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmcl_lightning.datamodules.base import SSLDataModule
     from mmcl_lightning.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
+    from mmcl_lightning.datamodules.few_shot import FewShotDataModule
     from mmcl_lightning.datamodules.image_folder import ImageFolderDataModule
     from mmcl_lightning.datamodules.images import ImageDataModule
     from mmcl_lightning.datamodules.shapes import ShapesDataModule
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "FewShotDataModule",
     "ImageDataModule",
     "ImageFolderDataModule",
     "SSLDataModule",
@@ -33,6 +35,7 @@ __all__ = [
 _HOMES = {
     "CIFAR10DataModule": "cifar",
     "CIFAR100DataModule": "cifar",
+    "FewShotDataModule": "few_shot",
     "ImageDataModule": "images",
     "ImageFolderDataModule": "image_folder",
     "SSLDataModule": "base",

@@ -103,6 +103,8 @@ class ImageFolderDataModule(ImageDataModule):
         DataError: If the folder is missing or holds no image; on reading, if an image is damaged.
     """
 
+    _uses = ("train", "held out")  # what the description calls its images
+
     def __init__(
         self,
         root: str = "data",
@@ -188,7 +190,8 @@ class ImageFolderDataModule(ImageDataModule):
         """Say how the folder was read: images and classes of each split, and what was left out."""
         tree, names = self._scan(), self.class_names
         lines = [tree.read_as]
-        for use, source in (("train", self._opened().pretrain), ("held out", self._opened().heldout)):
+        splits = self._opened()
+        for use, source in zip(self._uses, (splits.pretrain, splits.heldout), strict=True):
             if source is not None:
                 known = int((source.targets >= 0).sum())
                 some = f", {known} with a label" if names is not None and known < len(source) else ""

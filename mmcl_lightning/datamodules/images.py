@@ -88,6 +88,14 @@ class ImageDataModule(SSLDataModule):
         train, evaluation = self._transforms()
         channels = channel_count(self._first_image())
         found.check(channels, self.given(), strict, train_transform=train, eval_transform=evaluation)
+        self.compare(found)
+
+    def compare(self, found: Preprocessing) -> None:
+        """Warn of images that are judged in another way than those that came with weights.
+
+        Args:
+            found: What came with them.
+        """
         found.compare(self.preprocessing())
 
     def given(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from abc import abstractmethod
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -28,7 +27,7 @@ from mmcl_lightning.modules.preprocessing import take_over
 from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
 from mmcl_lightning.modules.recording import record_options
 from mmcl_lightning.modules.resumable import ResumableModule, restoring
-from mmcl_lightning.modules.weights import backbone_from
+from mmcl_lightning.modules.weights import backbone_from, given_weights
 from mmcl_lightning.views import mean_over_views
 
 if TYPE_CHECKING:
@@ -83,18 +82,13 @@ class ClassifierModule(ResumableModule):
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if value is not None:
                 check_number(name, value, ">= 0")
-        if checkpoint is None:
-            raise ConfigError(
-                "an evaluation needs weights: set --model.checkpoint to the file of a pretrained backbone, "
-                "or to 'random' for a random start"
-            )
+        checkpoint = given_weights(checkpoint)
         self.protocol = self.protocols[protocol]
         self.num_classes = num_classes
         self.class_names: list[str] | None = None  # of the data, in the order of the scores
         # Plain numbers: a checkpoint, which has the optimizer's options, cannot hold one of NumPy.
         self._lr = None if lr is None else float(lr)
         self.weight_decay = float(self.protocol.weight_decay if weight_decay is None else weight_decay)
-        checkpoint = os.fspath(checkpoint)
         file = "random" if restoring.get() else checkpoint
         self.backbone, source, report = backbone_from(file, backbone, cifar_stem)
         self.preprocessing = source.pop("preprocessing")

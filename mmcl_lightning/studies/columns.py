@@ -11,7 +11,7 @@ from mmcl_lightning.ledger import Metric, Record
 __all__ = ["METRICS", "Column", "columns_of", "late_metrics", "metric_title"]
 
 #: Metrics that a report shows by itself, in this order; other ``.../top1`` come after them.
-METRICS = ("knn/top1", "probe/top1", "logistic/top1", "linear/top1", "finetune/top1")
+METRICS = ("knn/top1", "probe/top1", "logistic/top1", "linear/top1", "finetune/top1", "few_shot/accuracy")
 _TITLES = {
     "knn": "k-NN",
     "probe": "online probe",
@@ -19,6 +19,7 @@ _TITLES = {
     "linear": "linear",
     "finetune": "fine-tuned",
     "cv": "cross-validated",
+    "few_shot": "few-shot",
 }
 #: What the text of a protocol says of one run: which weights it judged, and what its fit came to.
 _OF_A_RUN = re.compile(

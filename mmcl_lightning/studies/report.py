@@ -50,7 +50,7 @@ def write_report(
         folder: Folder with records, at any depth.
         out: Markdown file to write.
         title: Heading.
-        metrics: Logged metrics to show; by default the k-NN readout, the probes and the fine-tuning.
+        metrics: Logged metrics to show; by default the accuracies of readouts and evaluations.
         reference: Method that the others are compared with, seed by seed, as the table calls it; empty for
             no comparison.
         tuned_by: Logged metrics whose mean chose among the tries of the tuning; by default the first shown.
@@ -129,7 +129,7 @@ def _is_report(path: Path) -> bool:
 
 def _usual(known: Collection[str]) -> list[str]:
     """Return the accuracies among logged metrics, those of further protocols after their first one."""
-    accuracies = sorted(metric for metric in known if metric.split("/")[1:2] == ["top1"])
+    accuracies = sorted(metric for metric in known if metric in METRICS or metric.split("/")[1:2] == ["top1"])
     families = dict.fromkeys([*METRICS, *("/".join(metric.split("/")[:2]) for metric in accuracies)])
     return [m for family in families for m in accuracies if m == family or m.startswith(f"{family}/")]
 

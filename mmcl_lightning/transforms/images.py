@@ -63,12 +63,14 @@ def crop_image(image: PixelImage, left: int, top: int, width: int, height: int) 
         return image.crop((left, top, left + width, top + height))
 
 
-def resize_image(image: PixelImage, height: int, width: int) -> PixelImage:
-    """Resize an image to ``height`` x ``width`` pixels, bicubic and antialiased."""
+def resize_image(image: PixelImage, height: int, width: int, bilinear: bool = False) -> PixelImage:
+    """Resize an image to ``height`` x ``width`` pixels, bicubic or bilinear, antialiased."""
     if isinstance(image, Tensor):
-        resized: Tensor = tvf.resize(image, [height, width], InterpolationMode.BICUBIC, antialias=True)
+        mode = InterpolationMode.BILINEAR if bilinear else InterpolationMode.BICUBIC
+        resized: Tensor = tvf.resize(image, [height, width], mode, antialias=True)
         return resized
-    return image.resize((width, height), Image.Resampling.BICUBIC)
+    kind = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
+    return image.resize((width, height), kind)
 
 
 def cover(image: PixelImage, height: int, width: int) -> PixelImage:
