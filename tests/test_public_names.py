@@ -14,7 +14,8 @@ import mmcl_lightning
 
 #: Names that users may rely on. A removal breaks their code: deprecate first, and say so in CHANGELOG.md.
 PUBLIC = {
-    "batches": "class_indices clean_views image_count images_and_labels labels_of names_of views_of",
+    "batches": "class_indices clean_views image_count images_and_labels join_labels labels_of names_of "
+    "split_labels views_of",
     "callbacks": "Ledger OnlineKNN Readouts RepresentationWriter ResumableCheckpoint SVMSolverCallback "
     "Throughput",
     "cli": "main",
@@ -28,9 +29,9 @@ PUBLIC = {
     "losses": "Contrast ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss Hard HardNegativeMixing "
     "HingeLoss InfoNCELoss MMCLLoss NTXentLoss Near NegativeWeights Shuffled SupportVectors Uniform "
     "WeightedContrastiveLoss Weights",
-    "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment effective_k "
-    "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores logistic_path rankme "
-    "recall_at_k sharded_knn_accuracy uniformity",
+    "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment "
+    "average_precision_11point effective_k feature_std fit_logistic gather_in_order knn_accuracy "
+    "knn_predict knn_scores logistic_path rankme recall_at_k sharded_knn_accuracy uniformity",
     "models": "Conv4 GIN GraphEncoder ProjectionHead build_backbone explained feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
     "LOGISTIC_PROTOCOLS LinearEvaluation LogisticEvaluation LogisticProtocol MMCL MoCo PretrainedBackbone "

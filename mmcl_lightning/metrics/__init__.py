@@ -1,5 +1,6 @@
 """Measures of a representation, as pure functions of features: k-NN accuracy and signs of collapse."""
 
+from mmcl_lightning.metrics.average_precision import average_precision_11point
 from mmcl_lightning.metrics.health import EffectiveRank, alignment, feature_std, rankme, uniformity
 from mmcl_lightning.metrics.knn import (
     KNN_PROTOCOLS,
@@ -20,6 +21,7 @@ __all__ = [
     "KNNProtocol",
     "LogisticModel",
     "alignment",
+    "average_precision_11point",
     "effective_k",
     "feature_std",
     "fit_logistic",
