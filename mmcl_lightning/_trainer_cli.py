@@ -96,7 +96,9 @@ class MMCLCLI(LightningCLI):
             path, self._saved = newest_good(self._run_folder() if path == "last" else Path(path))
             self.options["ckpt_path"] = path
         options = self.options.model.get("init_args") or {}
-        whole = str(self.options.model.get("class_path")).endswith(".PretrainedBackbone")  # with all weights
+        kind = str(self.options.model.get("class_path")).rpartition(".")[2]
+        fits = kind == "LogisticEvaluation" and self.config.get("subcommand") == "test"
+        whole = kind == "PretrainedBackbone" or fits  # needs no checkpoint
         if path is None and self.config.get("subcommand") != "fit" and not whole:
             what = "the classifier has" if options.get("checkpoint") else "these are"
             say(f"warning: no --ckpt_path, so {what} random weights", file=sys.stderr)

@@ -20,7 +20,8 @@ PUBLIC = {
     "Throughput",
     "cli": "main",
     "datamodules": "CIFAR100DataModule CIFAR10DataModule ImageDataModule ImageFolderDataModule SSLDataModule "
-    "STL10DataModule ShapesDataModule Splits TUDataModule UCF101DataModule",
+    "STL10DataModule ShapesDataModule Splits TUDataModule TransferDataModule "
+    "UCF101DataModule",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "features": "FeaturePass collect_features encode evaluating feature_pass pictures_of",
@@ -30,8 +31,8 @@ PUBLIC = {
     "HingeLoss InfoNCELoss MMCLLoss NTXentLoss Near NegativeWeights Shuffled SupportVectors Uniform "
     "WeightedContrastiveLoss Weights",
     "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment "
-    "average_precision_11point effective_k feature_std fit_logistic gather_in_order knn_accuracy "
-    "knn_predict knn_scores logistic_path rankme recall_at_k sharded_knn_accuracy uniformity",
+    "average_precision_11point effective_k feature_std fit_each_class fit_logistic gather_in_order "
+    "knn_accuracy knn_predict knn_scores logistic_path rankme recall_at_k sharded_knn_accuracy uniformity",
     "models": "Conv4 GIN GraphEncoder ProjectionHead build_backbone explained feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
     "LOGISTIC_PROTOCOLS LinearEvaluation LogisticEvaluation LogisticProtocol MMCL MoCo PretrainedBackbone "

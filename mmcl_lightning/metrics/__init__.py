@@ -10,7 +10,7 @@ from mmcl_lightning.metrics.knn import (
     knn_predict,
     knn_scores,
 )
-from mmcl_lightning.metrics.logistic import LogisticModel, fit_logistic, logistic_path
+from mmcl_lightning.metrics.logistic import LogisticModel, fit_each_class, fit_logistic, logistic_path
 from mmcl_lightning.metrics.retrieval import recall_at_k
 from mmcl_lightning.metrics.sharded import FeatureShard, gather_in_order, sharded_knn_accuracy
 
@@ -24,6 +24,7 @@ __all__ = [
     "average_precision_11point",
     "effective_k",
     "feature_std",
+    "fit_each_class",
     "fit_logistic",
     "gather_in_order",
     "knn_accuracy",
