@@ -89,6 +89,7 @@ TOOLS = {
     ),
     "report": Tool(command.report, "tables and plots of runs"),
     "sweep": Tool(command.sweep, "run a study"),
+    "transfer": Tool(_later("studies.transfer", "transfer"), "judge a backbone on the paper's transfer sets"),
 }
 
 

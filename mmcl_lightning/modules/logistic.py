@@ -167,7 +167,7 @@ class LogisticEvaluation(FrozenClassifier):
             self.classifier.weight.copy_(weight)
             self.classifier.bias.copy_(bias)
         self.fitted = True
-        each = " of each class against the rest" if self.label_sets else ""
+        each = ", each class against the rest" if self.label_sets else ""
         text = f"{self.hparams['protocol']}: {self.protocol.describe()}{each}, {words}, {self.mode()}"
         self.protocol_texts[f"{self.tag}/{self.metric}"] = text  # the record says how images were made
         self.described = f"{text}, weights {self.hparams['checkpoint']}"
