@@ -143,7 +143,7 @@ def _run(given: list[str]) -> None:
 
         _trainer_cli.train(given)
     else:
-        near = difflib.get_close_matches(given[0], [*COMMANDS, *TOOLS], n=1)
+        near = difflib.get_close_matches(given[0], [*COMMANDS, *TOOLS], n=1, cutoff=0.7)
         hint = f"; did you mean {near[0]}?" if near else ": see mmcl --help"
         say(f"error: there is no command {given[0]!r}{hint}", file=sys.stderr)
         raise SystemExit(2)
