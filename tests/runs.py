@@ -53,7 +53,7 @@ DATA_MODULES = {
     "STL10DataModule": "test_official_files.py",
     "ShapesDataModule": "test_shapes.py",
     "TUDataModule": "test_tu.py",
-    "TransferDataModule": "test_transfer.py",
+    "TransferDataModule": "test_transfer_sets.py",
     "UCF101DataModule": "test_ucf101.py",
 }
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from mmcl_lightning.datamodules.shapes import ShapesDataModule
     from mmcl_lightning.datamodules.splits import Splits
     from mmcl_lightning.datamodules.stl10 import STL10DataModule
-    from mmcl_lightning.datamodules.tu import TUDataModule
     from mmcl_lightning.datamodules.transfer import TransferDataModule
+    from mmcl_lightning.datamodules.tu import TUDataModule
     from mmcl_lightning.datamodules.ucf101 import UCF101DataModule
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmcl_lightning._options import is_whole, missing_extra
+from mmcl_lightning._options import check_installed, is_whole
 from mmcl_lightning.datamodules.image_files import FileSource
 from mmcl_lightning.datamodules.sources import IntArray
 from mmcl_lightning.errors import DataError
@@ -87,11 +87,9 @@ class PublishedFiles:
 
     def mat(self, name: str, *variables: str) -> tuple[Any, ...]:
         """Return variables of a MATLAB file."""
-        try:
-            from scipy.io import loadmat
-        except ImportError as error:
-            user = f"{self.title}, whose labels are MATLAB files,"
-            raise missing_extra(user, "SciPy", "transfer") from error
+        check_installed(f"{self.title}, whose labels are MATLAB files,", "scipy", "transfer", "SciPy")
+        from scipy.io import loadmat
+
         if not (self.folder / name).is_file():
             raise self.missing(name)
         try:

@@ -313,6 +313,13 @@ def test_damaged_files_are_told(tmp_path: Path, fake_transfer: ModuleType) -> No
         data("dtd", tmp_path).setup()
 
 
+def test_without_scipy_the_extra_is_named(official: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name in ("cars", "flowers"):
+        with pytest.raises(ConfigError, match=r'SciPy: pip install "mmcl-lightning\[transfer\]"'):
+            data(name, official).setup()
+
+
 def test_download_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
