@@ -169,6 +169,7 @@ class LogisticEvaluation(FrozenClassifier):
         self.fitted = True
         each = ", each class against the rest" if self.label_sets else ""
         text = f"{self.hparams['protocol']}: {self.protocol.describe()}{each}, {words}, {self.mode()}"
+        text += ", CIFAR stem" if self.hparams.get("cifar_stem") else ""
         self.protocol_texts[f"{self.tag}/{self.metric}"] = text  # the record says how images were made
         self.described = f"{text}, weights {self.hparams['checkpoint']}"
         if self.preprocessing is not None:

@@ -14,6 +14,7 @@ from runs import generators
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules.transfer_sets import TRANSFER_SETS
 from mmcl_lightning.ledger import Metric, Record
+from mmcl_lightning.studies.report import write_report
 from mmcl_lightning.studies.study import Run
 from mmcl_lightning.studies.sweep import Sweep
 from mmcl_lightning.studies.transfer import linear_table
@@ -111,6 +112,20 @@ def test_the_table_marks_what_does_not_compare() -> None:
     assert "The paper prints no values of linear many-shot transfer" in text
     assert "\n* voc2007: protocol of voc2007; EvalTransform" in text
     assert "paper |" not in text
+
+
+def test_a_report_shows_what_each_set_is_judged_by_and_keeps_sets_apart(tmp_path: Path) -> None:
+    for name in ("pets", "voc2007", "dtd"):
+        found = judged(name, 0.25 if name == "pets" else 0.5)
+        found.data |= {"class": "TransferDataModule", "folder": name, "held_out": "test"}
+        found.metrics["logistic/loss"] = Metric([[1.0, 0, 9.0, 1.0]])
+        found.write(tmp_path / name / "ledger.json")
+    text = write_report(tmp_path, tmp_path / "REPORT.md")
+    heads = sorted(line.split(",")[0] for line in text.splitlines() if line.startswith("## "))
+    assert heads == ["## Transfer dtd", "## Transfer pets", "## Transfer voc2007"]
+    assert text.count("logistic regression mean per class |") == 1
+    assert text.count("logistic regression 11-point mAP |") == 1
+    assert text.count("logistic regression top-1 |") == 1
 
 
 @pytest.mark.parametrize(
