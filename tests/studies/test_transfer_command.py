@@ -29,6 +29,7 @@ def judged(name: str, value: float = 0.5, **changes: Any) -> Any:
         "metrics": {f"logistic/{key}": Metric([[1.0, 0, 9.0, value]]) for key, value in found.items()},
         "data": {"fingerprint": shown, "prepared": "EvalTransform(resize=224, crop=224), in [0, 1]"},
         "protocols": {f"logistic/{TRANSFER_SETS[name].metric}": f"protocol of {name}"},
+        "steps": 0,
     }
     return record(**(options | changes))
 
