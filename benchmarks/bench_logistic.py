@@ -5,7 +5,8 @@
 Prints a table and writes ``transfer_<device>.json`` and its section of ``transfer.md``. Both sides fit one
 model after the other from weak to strong penalty, each from where the last one ended, by the published
 stopping rule: at most 100 iterations, a gradient of 1e-4 of the sum of the losses, in float64 on one thread.
-scikit-learn divides by the number of rows, so its ``tol`` is 1e-4 over it.
+scikit-learn divides by the number of rows, so its ``tol`` is 1e-4 over it; its relative decrease is fixed at
+1.4e-14, where the published one is 2.2e-9.
 """
 
 from __future__ import annotations
