@@ -45,7 +45,7 @@ _REFUSED = ("lr", "lr_scaling", "lr_schedule", "optimizer", "warmup", "weight_de
 
 
 #: Modules that have all their weights from their option ``checkpoint``.
-_WHOLE = (".FewShotEvaluation", ".PretrainedBackbone")
+_WHOLE = ("FewShotEvaluation", "PretrainedBackbone")
 
 
 class MMCLCLI(LightningCLI):
@@ -100,12 +100,14 @@ class MMCLCLI(LightningCLI):
             path, self._saved = newest_good(self._run_folder() if path == "last" else Path(path))
             self.options["ckpt_path"] = path
         options = self.options.model.get("init_args") or {}
-        whole = str(self.options.model.get("class_path")).endswith(_WHOLE)
-        if path is not None and whole:
+        kind = str(self.options.model.get("class_path")).rpartition(".")[2]
+        if path is not None and kind in _WHOLE:
             raise ConfigError(
                 f"this module has its weights from model.checkpoint: give --model.checkpoint {path}, and "
                 "leave ckpt_path out"
             )
+        fits = kind == "LogisticEvaluation" and self.config.get("subcommand") == "test"
+        whole = kind in _WHOLE or fits  # needs no checkpoint
         if path is None and self.config.get("subcommand") != "fit" and not whole:
             what = "the classifier has" if options.get("checkpoint") else "these are"
             say(f"warning: no --ckpt_path, so {what} random weights", file=sys.stderr)

@@ -20,11 +20,14 @@ __all__ = [
     "clean_views",
     "image_count",
     "images_and_labels",
+    "join_labels",
     "labels_of",
     "names_of",
+    "split_labels",
     "views_of",
 ]
 
+_MOST_BITS = 62
 _VIEW_KEYS = ("views", "image", "images", "x")
 _IMAGE_KEYS = ("image", "images", "x")
 _NAME_KEYS = ("name", "path", "file", "filename", "index")
@@ -188,3 +191,33 @@ def _first(batch: Any, keys: tuple[str, ...]) -> Any:
     if isinstance(batch, list | tuple):
         return batch[0] if batch else None
     return batch
+
+
+def join_labels(labels: Tensor) -> Tensor:
+    """Write the classes of an image that may be of several as one integer, which loaders take as any label.
+
+    Args:
+        labels: Whether the image is of the class, bool, shape ``(n, classes)``, at most 62 classes.
+
+    Returns:
+        ``(n,)``, int64: bit k says whether the image is of class k, and none is negative.
+
+    Raises:
+        ShapeError: If there are more classes.
+    """
+    if labels.shape[1] > _MOST_BITS:
+        raise ShapeError(f"labels of several classes are for up to {_MOST_BITS}, got {labels.shape[1]}")
+    return (labels.long() << torch.arange(labels.shape[1], device=labels.device)).sum(1)
+
+
+def split_labels(joined: Tensor, classes: int) -> Tensor:
+    """Return what :func:`join_labels` was given.
+
+    Args:
+        joined: Shape ``(n,)``, int64.
+        classes: Number of classes.
+
+    Returns:
+        Bool, shape ``(n, classes)``.
+    """
+    return (joined[:, None] >> torch.arange(classes, device=joined.device)) % 2 == 1

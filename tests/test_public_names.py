@@ -14,12 +14,14 @@ import mmcl_lightning
 
 #: Names that users may rely on. A removal breaks their code: deprecate first, and say so in CHANGELOG.md.
 PUBLIC = {
-    "batches": "class_indices clean_views image_count images_and_labels labels_of names_of views_of",
+    "batches": "class_indices clean_views image_count images_and_labels join_labels labels_of names_of "
+    "split_labels views_of",
     "callbacks": "Ledger OnlineKNN Readouts RepresentationWriter ResumableCheckpoint SVMSolverCallback "
     "Throughput",
     "cli": "main",
     "datamodules": "CIFAR100DataModule CIFAR10DataModule FewShotDataModule ImageDataModule "
     "ImageFolderDataModule SSLDataModule STL10DataModule ShapesDataModule Splits TUDataModule "
+    "TransferDataModule "
     "UCF101DataModule",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
@@ -30,9 +32,9 @@ PUBLIC = {
     "HingeLoss InfoNCELoss MMCLLoss NTXentLoss Near NegativeWeights Shuffled SupportVectors Uniform "
     "WeightedContrastiveLoss Weights",
     "metrics": "AngularErrors DetectionAP EffectiveRank FeatureShard FewShotProtocol FewShotResult "
-    "KNNProtocol KNN_PROTOCOLS LogisticModel alignment angular_error draw_episode effective_k "
-    "feature_std few_shot_accuracy fit_logistic gather_in_order knn_accuracy knn_predict "
-    "knn_scores logistic_path mean_normal nearest_prototype rankme recall_at_k "
+    "KNNProtocol KNN_PROTOCOLS LogisticModel alignment angular_error average_precision_11point draw_episode "
+    "effective_k feature_std few_shot_accuracy fit_each_class fit_logistic gather_in_order knn_accuracy "
+    "knn_predict knn_scores logistic_path mean_normal nearest_prototype rankme recall_at_k "
     "sharded_knn_accuracy uniformity voc_detection_ap",
     "models": "Conv4 GIN GraphEncoder ProjectionHead PyramidPooling build_backbone explained feature_dim",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol "

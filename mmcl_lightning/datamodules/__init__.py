@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mmcl_lightning.datamodules.shapes import ShapesDataModule
     from mmcl_lightning.datamodules.splits import Splits
     from mmcl_lightning.datamodules.stl10 import STL10DataModule
+    from mmcl_lightning.datamodules.transfer import TransferDataModule
     from mmcl_lightning.datamodules.tu import TUDataModule
     from mmcl_lightning.datamodules.ucf101 import UCF101DataModule
 
@@ -28,6 +29,7 @@ __all__ = [
     "ShapesDataModule",
     "Splits",
     "TUDataModule",
+    "TransferDataModule",
     "UCF101DataModule",
 ]
 
@@ -43,6 +45,7 @@ _HOMES = {
     "ShapesDataModule": "shapes",
     "Splits": "splits",
     "TUDataModule": "tu",
+    "TransferDataModule": "transfer",
     "UCF101DataModule": "ucf101",
 }
 

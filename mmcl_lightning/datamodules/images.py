@@ -43,6 +43,9 @@ class ImageDataModule(SSLDataModule):
         ConfigError: If an option is out of its range.
     """
 
+    set_by = "--data.image_size, --data.mean and --data.std"
+    """Options that say how images are made, for messages."""
+
     def __init__(self, augment: Literal["image", "batch"] = "image", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_choice("augment", augment, ("image", "batch"))

@@ -1,6 +1,7 @@
 """Measures of a representation, as pure functions of features: accuracies and signs of collapse."""
 
 from mmcl_lightning.metrics.angles import AngularErrors, angular_error, mean_normal
+from mmcl_lightning.metrics.average_precision import average_precision_11point
 from mmcl_lightning.metrics.detection_ap import DetectionAP, voc_detection_ap
 from mmcl_lightning.metrics.few_shot import (
     FewShotProtocol,
@@ -18,7 +19,7 @@ from mmcl_lightning.metrics.knn import (
     knn_predict,
     knn_scores,
 )
-from mmcl_lightning.metrics.logistic import LogisticModel, fit_logistic, logistic_path
+from mmcl_lightning.metrics.logistic import LogisticModel, fit_each_class, fit_logistic, logistic_path
 from mmcl_lightning.metrics.retrieval import recall_at_k
 from mmcl_lightning.metrics.sharded import FeatureShard, gather_in_order, sharded_knn_accuracy
 
@@ -34,10 +35,12 @@ __all__ = [
     "LogisticModel",
     "alignment",
     "angular_error",
+    "average_precision_11point",
     "draw_episode",
     "effective_k",
     "feature_std",
     "few_shot_accuracy",
+    "fit_each_class",
     "fit_logistic",
     "gather_in_order",
     "knn_accuracy",

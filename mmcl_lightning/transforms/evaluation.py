@@ -32,6 +32,10 @@ _LONGEST = 8
 class EvalTransform(ImageTransform):
     """Resize with the aspect kept, cut the centre, turn into a tensor, normalise: each step is optional.
 
+    Of PIL images it equals torchvision's Resize (bicubic) and CenterCrop bit for bit, but for images that are
+    smaller than the crop, which torchvision pads, or more than 8 times as long as the crop, whose ends are
+    cut off first.
+
     Args:
         resize: Length of the short side in pixels after resizing (bicubic, antialiased); a height and a width
             resize until the image just covers them; None keeps the size.
@@ -193,6 +197,7 @@ def _without_ends(image: PixelImage, height: int, width: int) -> PixelImage:
 
 
 def _centre(image: PixelImage, height: int, width: int) -> PixelImage:
-    """Cut ``height`` x ``width`` pixels out of the centre."""
+    """Cut ``height`` x ``width`` pixels out of the centre, rounded as torchvision rounds it."""
     own = image_size(image)
-    return crop_image(image, (own[0] - width) // 2, (own[1] - height) // 2, width, height)
+    left, top = round((own[0] - width) / 2), round((own[1] - height) / 2)
+    return crop_image(image, left, top, width, height)

@@ -74,12 +74,15 @@ def resize_image(image: PixelImage, height: int, width: int, bilinear: bool = Fa
 
 
 def cover(image: PixelImage, height: int, width: int) -> PixelImage:
-    """Resize an image, keeping its aspect, until it just covers ``height`` x ``width`` pixels."""
+    """Resize an image, keeping its aspect, until it just covers ``height`` x ``width`` pixels.
+
+    The longer side is rounded downwards, as torchvision's Resize does it.
+    """
     own = image_size(image)
     if (one := width * own[1]) >= (other := height * own[0]):  # the width decides
-        size = (max(height, round(one / own[0])), width)
+        size = (one // own[0], width)
     else:
-        size = (height, max(width, round(other / own[1])))
+        size = (height, other // own[1])
     return image if size == own[::-1] else resize_image(image, *size)
 
 

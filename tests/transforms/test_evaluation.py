@@ -49,6 +49,19 @@ def test_imagenet_preset_equals_torchvision() -> None:
     torch.testing.assert_close(view, reference(image))
 
 
+def test_odd_sizes_equal_torchvision_bit_for_bit() -> None:
+    reference = v2.Compose(
+        [v2.Resize(224, interpolation=v2.InterpolationMode.BICUBIC), v2.CenterCrop(224), v2.PILToTensor()]
+    )
+    ours = EvalTransform(resize=224, crop=224)
+    sizes = np.random.default_rng(1).integers(61, 480, (40, 2)).tolist()
+    differing = [
+        size for size in [*sizes, (375, 500), (225, 224), (227, 224), (224, 229)]
+        if not torch.equal(ours(photo(*size)), reference(photo(*size)).float().div(255))
+    ]  # fmt: skip
+    assert differing == []
+
+
 def test_native_size_is_untouched() -> None:
     pixels = v2.functional.pil_to_tensor(photo(32, 32)).float() / 255
     assert torch.equal(EvalTransform.imagenet(size=32, resize=None)(photo(32, 32)), pixels)
