@@ -57,7 +57,8 @@ def views_of(batch: Any, count: int = 2) -> list[Any]:
     if not all(map(is_view, views)):
         kinds = ", ".join(type(view).__name__ for view in views)
         raise ShapeError(
-            f"every view must be a tensor (B, 3, H, W), got {kinds}: end the transform with one to a tensor"
+            f"every view must be a tensor (B, 3, H, W), got {kinds}: end the transform with one to a tensor; "
+            "a type of your own has to be registered with all functions of mmcl_lightning.views"
         )
     if not all(view.is_floating_point() for view in views if isinstance(view, Tensor)):
         raise ShapeError(

@@ -11,11 +11,15 @@ from mmcl_lightning.ledger import Metric, Record
 __all__ = ["BESIDE_TOP1", "METRICS", "Column", "columns_of", "late_metrics", "metric_title"]
 
 #: Metrics that a report shows by itself, in this order; other ``.../top1`` come after them.
-METRICS = ("knn/top1", "probe/top1", "logistic/top1", "linear/top1", "finetune/top1", "few_shot/accuracy")
+METRICS = (
+    "knn/top1", "retrieval/R1", "cv/svc_accuracy", "probe/top1", "logistic/top1", "linear/top1",
+    "finetune/top1", "few_shot/accuracy",
+)  # fmt: skip
 #: What data sets are judged by that are not by the top-1, and what tables call it.
 BESIDE_TOP1 = {"mean_per_class": "mean per class", "map_11point": "11-point mAP"}
 _TITLES = {
     "knn": "k-NN",
+    "retrieval": "retrieval",
     "probe": "online probe",
     "logistic": "logistic regression",
     "linear": "linear",
