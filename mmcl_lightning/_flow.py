@@ -11,15 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mmcl_lightning._options import check_installed
+from mmcl_lightning._options import check_choice, check_installed
 from mmcl_lightning._text import say
-from mmcl_lightning.datamodules.videos import VideoFile
+from mmcl_lightning.datamodules.videos import FLOW_DONE, VideoFile
 from mmcl_lightning.errors import ConfigError, DataError
 
 __all__ = ["flow", "make_flow"]
 
 _BOUND = 20.0  # pixels a frame; what moves faster is clipped, as in the paper's baseline
-_DONE = "done.txt"  # written last into the folder of a video
 
 
 def flow(arguments: list[str]) -> None:
@@ -64,6 +63,7 @@ def make_flow(root: Path, method: Literal["tvl1", "dis"] = "tvl1", workers: int 
         ConfigError: If OpenCV or PyAV is not installed.
         DataError: If there is no video, or some cannot be read; the others are done.
     """
+    check_choice("method", method, ("tvl1", "dis"))
     _opencv()
     videos = sorted((root / "UCF-101").glob("*/*.avi"))
     if not videos:
@@ -94,7 +94,7 @@ def _is_done(folder: Path, method: str) -> bool:
     Raises:
         DataError: If it was made by another method.
     """
-    mark = folder / _DONE
+    mark = folder / FLOW_DONE
     if not mark.exists():
         return False
     made = mark.read_text().strip()
@@ -124,7 +124,7 @@ def _write(video: str, folder: str, method: str) -> int:
     if not count:
         place.rmdir()
         raise DataError(f"{video} has one frame, and no flow")
-    (place / _DONE).write_text(f"{method}\n")
+    (place / FLOW_DONE).write_text(f"{method}\n")
     return count
 
 

@@ -44,6 +44,10 @@ __all__ = ["MMCLCLI", "negatives", "train"]
 _REFUSED = ("lr", "lr_scaling", "lr_schedule", "optimizer", "warmup", "weight_decay")
 
 
+#: Modules that have all their weights from their option ``checkpoint``.
+_WHOLE = ("FewShotEvaluation", "PretrainedBackbone")
+
+
 class MMCLCLI(LightningCLI):
     """LightningCLI with recipes by name, plain error messages and a closing summary."""
 
@@ -96,7 +100,14 @@ class MMCLCLI(LightningCLI):
             path, self._saved = newest_good(self._run_folder() if path == "last" else Path(path))
             self.options["ckpt_path"] = path
         options = self.options.model.get("init_args") or {}
-        whole = str(self.options.model.get("class_path")).endswith(".PretrainedBackbone")  # with all weights
+        kind = str(self.options.model.get("class_path")).rpartition(".")[2]
+        if path is not None and kind in _WHOLE:
+            raise ConfigError(
+                f"this module has its weights from model.checkpoint: give --model.checkpoint {path}, and "
+                "leave ckpt_path out"
+            )
+        fits = kind == "LogisticEvaluation" and self.config.get("subcommand") == "test"
+        whole = kind in _WHOLE or fits  # needs no checkpoint
         if path is None and self.config.get("subcommand") != "fit" and not whole:
             what = "the classifier has" if options.get("checkpoint") else "these are"
             say(f"warning: no --ckpt_path, so {what} random weights", file=sys.stderr)
@@ -185,6 +196,7 @@ class MMCLCLI(LightningCLI):
 
         Lightning's would save at the end of validations alone, perhaps never, and nothing on Ctrl-C.
         """
+        self._refuse_untrained()
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         callbacks += [MonitorCheck(), JobMark(self._arguments)]
         for callback in self._config_callbacks():
@@ -193,6 +205,14 @@ class MMCLCLI(LightningCLI):
             for index, callback in enumerate(callbacks):
                 if type(callback) is ModelCheckpoint:  # a subclass is ours, or the user's own
                     callbacks[index] = ResumableCheckpoint()
+
+    def before_validate(self) -> None:
+        """Say what to use instead where a module has no validation."""
+        self._refuse_untrained()
+
+    def _refuse_untrained(self) -> None:
+        if getattr(self.model, "measured_by", "fit") == "test":
+            raise ConfigError(f"{type(self.model).__name__} trains nothing: `test` gives its number")
 
     def after_fit(self) -> None:
         """Print where things lie and how to look at them."""
@@ -220,6 +240,11 @@ class MMCLCLI(LightningCLI):
                 f"{type(self.model).__name__} has no test: `validate` gives val/loss and the k-NN readout on "
                 "the test images, `predict` writes their representations"
             )
+
+    def after_test(self) -> None:
+        """Print the result of a module that is measured by its test."""
+        if self.trainer.is_global_zero and getattr(self.model, "measured_by", "fit") == "test":
+            say("\n" + "\n".join(self.model.summary()))
 
     def before_predict(self) -> None:
         """Add the writer of representations, unless the configuration brings one."""

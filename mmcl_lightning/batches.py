@@ -20,11 +20,14 @@ __all__ = [
     "clean_views",
     "image_count",
     "images_and_labels",
+    "join_labels",
     "labels_of",
     "names_of",
+    "split_labels",
     "views_of",
 ]
 
+_MOST_BITS = 62
 _VIEW_KEYS = ("views", "image", "images", "x")
 _IMAGE_KEYS = ("image", "images", "x")
 _NAME_KEYS = ("name", "path", "file", "filename", "index")
@@ -54,7 +57,8 @@ def views_of(batch: Any, count: int = 2) -> list[Any]:
     if not all(map(is_view, views)):
         kinds = ", ".join(type(view).__name__ for view in views)
         raise ShapeError(
-            f"every view must be a tensor (B, 3, H, W), got {kinds}: end the transform with one to a tensor"
+            f"every view must be a tensor (B, 3, H, W), got {kinds}: end the transform with one to a tensor; "
+            "a type of your own has to be registered with all functions of mmcl_lightning.views"
         )
     if not all(view.is_floating_point() for view in views if isinstance(view, Tensor)):
         raise ShapeError(
@@ -188,3 +192,33 @@ def _first(batch: Any, keys: tuple[str, ...]) -> Any:
     if isinstance(batch, list | tuple):
         return batch[0] if batch else None
     return batch
+
+
+def join_labels(labels: Tensor) -> Tensor:
+    """Write the classes of an image that may be of several as one integer, which loaders take as any label.
+
+    Args:
+        labels: Whether the image is of the class, bool, shape ``(n, classes)``, at most 62 classes.
+
+    Returns:
+        ``(n,)``, int64: bit k says whether the image is of class k, and none is negative.
+
+    Raises:
+        ShapeError: If there are more classes.
+    """
+    if labels.shape[1] > _MOST_BITS:
+        raise ShapeError(f"labels of several classes are for up to {_MOST_BITS}, got {labels.shape[1]}")
+    return (labels.long() << torch.arange(labels.shape[1], device=labels.device)).sum(1)
+
+
+def split_labels(joined: Tensor, classes: int) -> Tensor:
+    """Return what :func:`join_labels` was given.
+
+    Args:
+        joined: Shape ``(n,)``, int64.
+        classes: Number of classes.
+
+    Returns:
+        Bool, shape ``(n, classes)``.
+    """
+    return (joined[:, None] >> torch.arange(classes, device=joined.device)) % 2 == 1

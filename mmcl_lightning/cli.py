@@ -89,6 +89,7 @@ TOOLS = {
     ),
     "report": Tool(command.report, "tables and plots of runs"),
     "sweep": Tool(command.sweep, "run a study"),
+    "transfer": Tool(_later("studies.transfer", "transfer"), "judge a backbone on the paper's transfer sets"),
 }
 
 
@@ -142,7 +143,7 @@ def _run(given: list[str]) -> None:
 
         _trainer_cli.train(given)
     else:
-        near = difflib.get_close_matches(given[0], [*COMMANDS, *TOOLS], n=1)
+        near = difflib.get_close_matches(given[0], [*COMMANDS, *TOOLS], n=1, cutoff=0.7)
         hint = f"; did you mean {near[0]}?" if near else ": see mmcl --help"
         say(f"error: there is no command {given[0]!r}{hint}", file=sys.stderr)
         raise SystemExit(2)

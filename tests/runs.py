@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -47,12 +49,24 @@ PICTURES = {"Embedding", "SupportVectorGrid"}
 DATA_MODULES = {
     "CIFAR10DataModule": "test_official_files.py",
     "CIFAR100DataModule": "test_official_files.py",
+    "FewShotDataModule": "test_few_shot_sets.py",
     "ImageFolderDataModule": "test_image_folder.py",
     "STL10DataModule": "test_official_files.py",
     "ShapesDataModule": "test_shapes.py",
     "TUDataModule": "test_tu.py",
+    "TransferDataModule": "test_transfer_sets.py",
     "UCF101DataModule": "test_ucf101.py",
 }
+
+
+def generators(name: str) -> ModuleType:
+    """A module of tests/data, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "data" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class FlatNet(nn.Module):

@@ -44,6 +44,16 @@ def test_a_quick_run_writes_table_numbers_and_targets(
     assert (tmp_path / f"{stem}_cpu.png").stat().st_size > 0
 
 
+def test_the_logistic_benchmark_compares_with_scikit_learn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    load(monkeypatch, "bench_logistic").main(["--quick", "--Cs", "3", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "transfer_linear_cpu.json").read_text())
+    assert [row["C"] for row in record["rows"]] == pytest.approx([1e6, 10**0.5, 1e-5])
+    assert all(row["difference"] < 1e-3 for row in record["rows"])
+    assert set(record["seconds"]) == {"ours", "scikit-learn"}
+
+
 def test_the_losses_benchmark_counts_what_a_device_would_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -496,6 +496,7 @@ def test_help_knows_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["export", "--help"], 0, "--checkpoint PATH"),
         (["report", "--help"], 0, "--reference METHOD"),
         (["sweep", "--help"], 0, "--parallel N"),
+        (["transfer", "--help"], 0, "--sets NAME"),
         (["sweep", "nothing"], 1, "no configuration 'nothing'"),
     ],
 )

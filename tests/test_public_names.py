@@ -14,12 +14,15 @@ import mmcl_lightning
 
 #: Names that users may rely on. A removal breaks their code: deprecate first, and say so in CHANGELOG.md.
 PUBLIC = {
-    "batches": "class_indices clean_views image_count images_and_labels labels_of names_of views_of",
+    "batches": "class_indices clean_views image_count images_and_labels join_labels labels_of names_of "
+    "split_labels views_of",
     "callbacks": "Ledger OnlineKNN Readouts RepresentationWriter ResumableCheckpoint SVMSolverCallback "
     "Throughput",
     "cli": "main",
-    "datamodules": "CIFAR100DataModule CIFAR10DataModule ImageDataModule ImageFolderDataModule SSLDataModule "
-    "STL10DataModule ShapesDataModule Splits TUDataModule UCF101DataModule",
+    "datamodules": "CIFAR100DataModule CIFAR10DataModule FewShotDataModule ImageDataModule "
+    "ImageFolderDataModule SSLDataModule STL10DataModule ShapesDataModule Splits TUDataModule "
+    "TransferDataModule "
+    "UCF101DataModule",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "features": "FeaturePass collect_features encode evaluating feature_pass pictures_of",
@@ -28,13 +31,15 @@ PUBLIC = {
     "losses": "Contrast ContrastiveLoss DebiasedLoss DecoupledLoss HCLLoss Hard HardNegativeMixing "
     "HingeLoss InfoNCELoss MMCLLoss NTXentLoss Near NegativeWeights Shuffled SupportVectors Uniform "
     "WeightedContrastiveLoss Weights",
-    "metrics": "EffectiveRank FeatureShard KNNProtocol KNN_PROTOCOLS LogisticModel alignment effective_k "
-    "feature_std fit_logistic gather_in_order knn_accuracy knn_predict knn_scores logistic_path rankme "
-    "recall_at_k sharded_knn_accuracy uniformity",
-    "models": "Conv4 GIN GraphEncoder ProjectionHead build_backbone explained feature_dim",
-    "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol FineTune "
-    "LOGISTIC_PROTOCOLS LinearEvaluation LogisticEvaluation LogisticProtocol MMCL MoCo PretrainedBackbone "
-    "PretrainingModule SimCLR export_backbone",
+    "metrics": "AngularErrors DetectionAP EffectiveRank FeatureShard FewShotProtocol FewShotResult "
+    "KNNProtocol KNN_PROTOCOLS LogisticModel alignment angular_error average_precision_11point draw_episode "
+    "effective_k feature_std few_shot_accuracy fit_each_class fit_logistic gather_in_order knn_accuracy "
+    "knn_predict knn_scores logistic_path mean_normal nearest_prototype rankme recall_at_k "
+    "sharded_knn_accuracy uniformity voc_detection_ap",
+    "models": "Conv4 GIN GraphEncoder ProjectionHead PyramidPooling build_backbone explained feature_dim",
+    "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol "
+    "FewShotEvaluation FineTune LOGISTIC_PROTOCOLS LinearEvaluation LogisticEvaluation "
+    "LogisticProtocol MMCL MoCo PretrainedBackbone PretrainingModule SimCLR export_backbone",
     "negatives": "HeldOutImages Selection SupportVectors choose_images find_support_vectors mmcl_criterion",
     "neighbours": "near_duplicates nearest_neighbours",
     "optim": "LARS WarmupConstant WarmupCosine WarmupLinear WarmupSteps parameter_groups scale_learning_rate",
@@ -46,8 +51,8 @@ PUBLIC = {
     "max_margin_dual",
     "svm.solvers": "Exact Inverse ProjectedGradient Solver",
     "transforms": "CIFAR_MEAN CIFAR_STD CentralCrop DropEdges DropNodes EvalTransform GaussianBlur "
-    "GraphTransform GraphViews ImageTransform MaskFeatures MultiView OneOf SimCLRTransform Subgraph "
-    "WholeGraph",
+    "GraphTransform GraphViews ImageTransform MaskFeatures MultiView OneOf SimCLRTransform "
+    "StretchedCrop Subgraph WholeGraph",
     "views": "all_tensors concatenate cut is_view item_count map_tensors mean_over_views shape_of split",
 }
 #: Whose arguments are said elsewhere, or are those of a base class.

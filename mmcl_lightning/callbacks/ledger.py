@@ -12,26 +12,26 @@ from typing import Any
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mmcl_lightning import ledger
-from mmcl_lightning._lightning import has_trained, pending_metrics
+from mmcl_lightning._lightning import has_trained
 from mmcl_lightning._specs import to_spec
+from mmcl_lightning.callbacks.recorder import Recorder, smaller_is_better
 from mmcl_lightning.errors import DataError
 from mmcl_lightning.ledger import Metric, Record
 from mmcl_lightning.losses import ContrastiveLoss
 
 __all__ = ["Ledger"]
 
-#: Parts of the names of metrics that should be small.
-_SMALLER = ("loss", "residual", "gap", "seconds", "alignment", "uniformity")
 _PLACES = ("logger", "default_root_dir", "enable_progress_bar")  # say where and how it shows
 
 
 class Ledger(Callback):
     """Write ``ledger.json`` when a fit ends: what ran, on what, and every logged number.
+
+    Of a module that is ``measured_by`` a test, as a few-shot evaluation is, it is the record of that.
 
     The command line adds one to every run; ``mmcl report`` turns a folder of them into a table and a plot.
     A resumed run continues its record.
@@ -50,7 +50,7 @@ class Ledger(Callback):
 
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
-        self._recorder = _Recorder()
+        self._recorder = Recorder()
         self._forget()
 
     def _forget(self) -> None:
@@ -65,9 +65,11 @@ class Ledger(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Listen to what is logged; forget another run."""
-        if stage == "fit" and not has_trained(trainer):
+        if stage != _measured_by(pl_module):
+            return
+        if stage != "fit" or not has_trained(trainer):
             self._forget()
-        if stage == "fit" and self._recorder not in trainer.loggers:
+        if self._recorder not in trainer.loggers:
             self._recorder.owner, self._recorder.trainer = self, trainer
             trainer.loggers = [*trainer.loggers, self._recorder]
 
@@ -90,6 +92,17 @@ class Ledger(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the record of a run that came to its end."""
         self._write(trainer, pl_module, "finished")
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock of a test that is recorded."""
+        if _measured_by(pl_module) == "test":
+            self.on_fit_start(trainer, pl_module)
+            self.on_train_start(trainer, pl_module)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the record of such a test."""
+        if _measured_by(pl_module) == "test":
+            self._write(trainer, pl_module, "finished")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Write the record of a run that broke off, once it had started to train."""
@@ -115,7 +128,7 @@ class Ledger(Callback):
         self._before, self._started = state_dict["seconds"], state_dict["started"]
         self._protocols = dict(state_dict.get("protocols", {}))  # a checkpoint of an earlier version has none
         self._recorder.metrics = {
-            name: Metric([list(point) for point in curve], _smaller_is_better(name))
+            name: Metric([list(point) for point in curve], smaller_is_better(name))
             for name, curve in state_dict["curves"].items()
         }
 
@@ -153,82 +166,10 @@ class Ledger(Callback):
         ).write(self._path)
 
 
-class _Recorder(Logger):
-    """A logger that keeps in memory what the others write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.owner: Ledger | None = None
-        self.trainer: Trainer | None = None
-        self.metrics: dict[str, Metric] = {}
-
-    # Where there is no other logger, Lightning asks this one where checkpoints go: where they go without any.
-
-    @property
-    def name(self) -> str:
-        """Empty: it has no folder of its own."""
-        return ""
-
-    @property
-    def version(self) -> str:
-        """That of the logger beside it, so that a progress bar has one to show; empty without."""
-        others = [] if self.trainer is None else [lg for lg in self.trainer.loggers if lg is not self]
-        return str(others[0].version) if others else ""
-
-    @property
-    def save_dir(self) -> str | None:
-        """Return the trainer's folder."""
-        return None if self.trainer is None else self.trainer.default_root_dir
-
-    @property
-    def experiment(self) -> Any:
-        """Something that takes every call and does nothing, for callbacks that write to any logger."""
-        return _Nothing()
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Keep nothing: the configuration is in the record anyway."""
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Keep every number but the epoch, which each point has."""
-        for name, value in metrics.items():
-            if name != "epoch":
-                metric = self.metrics.setdefault(name, Metric(smaller_is_better=_smaller_is_better(name)))
-                metric.curve.append(self._point(value))
-
-    def pending(self) -> dict[str, list[float]]:
-        """Points of this epoch that Lightning hands to the loggers only after checkpoints are written."""
-        return {name: self._point(value) for name, value in pending_metrics(self.trainer).items()}
-
-    def _point(self, value: Any) -> list[float]:
-        assert self.owner is not None
-        assert self.trainer is not None
-        steps = self.trainer.global_step
-        batches = self.trainer.num_training_batches / max(1, self.trainer.accumulate_grad_batches)
-        if not batches or batches == float("inf"):  # of a loader without a length: epochs that are done
-            progress: Any = self.trainer.fit_loop.epoch_progress
-            epochs = float(progress.total.processed)
-        else:
-            epochs = steps / batches
-        return [round(epochs, 3), steps, round(self.owner.seconds, 2), _short(value)]
-
-
-class _Nothing:
-    """Has every attribute, and takes every call."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self
-
-
-def _short(value: float) -> float:
-    """Six digits: more would be noise, and fill the file."""
-    return float(f"{float(value):.6g}")
-
-
-def _smaller_is_better(name: str) -> bool:
-    return any(part in name for part in _SMALLER)
+def _measured_by(module: LightningModule) -> str:
+    """Return the command whose numbers a record is of: ``"fit"`` unless the module says otherwise."""
+    command: str = getattr(module, "measured_by", "fit")
+    return command
 
 
 def _config(trainer: Trainer, module: LightningModule) -> dict[str, Any]:

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmcl_lightning.datamodules.base import SSLDataModule
     from mmcl_lightning.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
+    from mmcl_lightning.datamodules.few_shot import FewShotDataModule
     from mmcl_lightning.datamodules.image_folder import ImageFolderDataModule
     from mmcl_lightning.datamodules.images import ImageDataModule
     from mmcl_lightning.datamodules.shapes import ShapesDataModule
     from mmcl_lightning.datamodules.splits import Splits
     from mmcl_lightning.datamodules.stl10 import STL10DataModule
+    from mmcl_lightning.datamodules.transfer import TransferDataModule
     from mmcl_lightning.datamodules.tu import TUDataModule
     from mmcl_lightning.datamodules.ucf101 import UCF101DataModule
 
 __all__ = [
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "FewShotDataModule",
     "ImageDataModule",
     "ImageFolderDataModule",
     "SSLDataModule",
@@ -26,6 +29,7 @@ __all__ = [
     "ShapesDataModule",
     "Splits",
     "TUDataModule",
+    "TransferDataModule",
     "UCF101DataModule",
 ]
 
@@ -33,6 +37,7 @@ __all__ = [
 _HOMES = {
     "CIFAR10DataModule": "cifar",
     "CIFAR100DataModule": "cifar",
+    "FewShotDataModule": "few_shot",
     "ImageDataModule": "images",
     "ImageFolderDataModule": "image_folder",
     "SSLDataModule": "base",
@@ -40,6 +45,7 @@ _HOMES = {
     "ShapesDataModule": "shapes",
     "Splits": "splits",
     "TUDataModule": "tu",
+    "TransferDataModule": "transfer",
     "UCF101DataModule": "ucf101",
 }
 

@@ -281,7 +281,12 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
             no files of their own; ``class``, empty without a label; ``split``, train or test.
         """
         root = os.path.abspath(os.path.expanduser(getattr(self, "root", None) or "."))
-        return describe_rows(self.splits.predicted(self.predict_split), positions, self.class_names, root)
+        return describe_rows(self.splits.predicted(self.predict_split), positions, self._class_text, root)
+
+    def _class_text(self, target: int) -> str:
+        """Return the name of the class that a target stands for, empty without a label."""
+        names = self.class_names if target >= 0 else None
+        return "" if names is None else names[target]
 
     def fingerprint(self) -> dict[str, str]:
         """Return the number of images and a hash of them for each split; see :meth:`Splits.fingerprint`."""

@@ -20,6 +20,8 @@ from mmcl_lightning.errors import DataError
 
 __all__ = ["GraphSource", "collate_graphs", "read_graphs"]
 
+_MOST_LABELS = 10_000  # of a node; each is a feature
+
 
 class GraphSource(Source):
     """Graphs of one data set, as torch_geometric's ``Data`` with ``x`` and ``edge_index``.
@@ -143,6 +145,12 @@ def _node_labels(file: Path, nodes: int) -> IntArray:
     labels = _numbers(file, None)
     _same_length(file, nodes, None, len(labels))
     first: IntArray = labels.min(axis=0)
+    widths = [int(most) - int(least) + 1 for most, least in zip(labels.max(axis=0), first, strict=True)]
+    if max(widths, default=0) > _MOST_LABELS:
+        raise DataError(
+            f"{file} has labels from {int(first.min())} to {int(labels.max())}, which would be "
+            f"{max(widths):,} features of a node, more than {_MOST_LABELS:,}: number them one after the other"
+        )
     return labels - first
 
 

@@ -79,6 +79,8 @@ class ImageFolderDataModule(ImageDataModule):
             train, test, val and the like. A path is relative to ``root``, or absolute, or the end of one
             picture's path, such as its name; the ending of the name may be missing.
         label_columns: Names of the file's columns by ours, where they are others, as in ``{label: dx}``.
+        class_list: A file with the name of a class folder on each line, or ``"imagenet100"``: these alone are
+            read; their labels are in sorted order. None for all.
         channels: Channels of an image: 3, colour; 1, grey; others for all bands of a TIFF. None for 3, or the
             number of ``bands``. The network needs as many: ``--model.backbone '{name: resnet18, in_channels:
             4}'``.
@@ -101,6 +103,8 @@ class ImageFolderDataModule(ImageDataModule):
         DataError: If the folder is missing or holds no image; on reading, if an image is damaged.
     """
 
+    _uses = ("train", "held out")  # what the description calls its images
+
     def __init__(
         self,
         root: str = "data",
@@ -113,6 +117,7 @@ class ImageFolderDataModule(ImageDataModule):
         layout: Layout = "auto",
         labels: str = "folder",
         label_columns: dict[str, str] | None = None,
+        class_list: str | None = None,
         channels: int | None = None,
         bands: tuple[int, ...] | None = None,
         value_range: tuple[float, float] | None = None,
@@ -154,6 +159,7 @@ class ImageFolderDataModule(ImageDataModule):
         self.layout = layout
         self.labels = labels
         self.label_columns = label_columns
+        self.class_list = class_list
         self.reader = self._reader = PictureReader(channels, bands, value_range, background, max_pixels)
         numbers = 0 if mean is None else len(mean)
         if numbers not in (0, self.reader.depth):
@@ -184,7 +190,8 @@ class ImageFolderDataModule(ImageDataModule):
         """Say how the folder was read: images and classes of each split, and what was left out."""
         tree, names = self._scan(), self.class_names
         lines = [tree.read_as]
-        for use, source in (("train", self._opened().pretrain), ("held out", self._opened().heldout)):
+        splits = self._opened()
+        for use, source in zip(self._uses, (splits.pretrain, splits.heldout), strict=True):
             if source is not None:
                 known = int((source.targets >= 0).sum())
                 some = f", {known} with a label" if names is not None and known < len(source) else ""
@@ -340,7 +347,7 @@ class ImageFolderDataModule(ImageDataModule):
 
     def _scan(self) -> PictureTree:
         if self._tree is None:
-            self._tree = scan_tree(self.root, self.layout, self.labels, self.label_columns)
+            self._tree = scan_tree(self.root, self.layout, self.labels, self.label_columns, self.class_list)
         return self._tree
 
 

@@ -43,6 +43,9 @@ class ImageDataModule(SSLDataModule):
         ConfigError: If an option is out of its range.
     """
 
+    set_by = "--data.image_size, --data.mean and --data.std"
+    """Options that say how images are made, for messages."""
+
     def __init__(self, augment: Literal["image", "batch"] = "image", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_choice("augment", augment, ("image", "batch"))
@@ -88,6 +91,14 @@ class ImageDataModule(SSLDataModule):
         train, evaluation = self._transforms()
         channels = channel_count(self._first_image())
         found.check(channels, self.given(), strict, train_transform=train, eval_transform=evaluation)
+        self.compare(found)
+
+    def compare(self, found: Preprocessing) -> None:
+        """Warn of images that are judged in another way than those that came with weights.
+
+        Args:
+            found: What came with them.
+        """
         found.compare(self.preprocessing())
 
     def given(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,15 +50,17 @@ class ByFolder:
     Args:
         walk: Lists folders.
         top: The folder.
+        only: Names of the class folders that are read, None for all.
     """
 
     kind = "class folder"
     lacking = "which has no class folders"
     otherwise = "if {} is a class, rename it or set data.layout to classes"
 
-    def __init__(self, walk: Walk, top: str) -> None:
+    def __init__(self, walk: Walk, top: str, only: Collection[str] | None = None) -> None:
         self.walk = walk
         self.top = top
+        self.only = only
 
     def names(self) -> list[str]:
         """Return the names of what may be splits."""
@@ -77,6 +79,14 @@ class ByFolder:
         folder = self.place(split) if split else self.top
         pictures, folders = self.walk.entries(folder)
         loose = [os.path.join(folder, name) for name in pictures]
+        if self.only is not None:
+            if lost := sorted(set(self.only) - set(folders)):
+                raise DataError(
+                    f"{folder} lacks {len(lost)} of the {len(self.only)} class folders of data.class_list, "
+                    f"such as {lost[0]}"
+                )
+            self.walk.ignored["class folders that class_list does not have"] += len(folders) - len(self.only)
+            folders = [name for name in folders if name in self.only]
         found = {name: list(self.walk.pictures_below(os.path.join(folder, name))) for name in folders}
         classes = {name: paths for name, paths in found.items() if paths}
         if loose and classes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from mmcl_lightning.datamodules.sources import (
+    IntArray,
     JoinedSource,
     Source,
     grouped_subset,
@@ -19,7 +21,7 @@ from mmcl_lightning.datamodules.sources import (
 )
 from mmcl_lightning.errors import ConfigError, DataError
 
-__all__ = ["Splits", "describe_rows"]
+__all__ = ["Splits", "describe_rows", "validation_rows"]
 
 
 @dataclass(frozen=True)
@@ -130,14 +132,14 @@ class Splits:
 
 
 def describe_rows(
-    parts: dict[str, Source], positions: Sequence[int], class_names: list[str] | None, root: str
+    parts: dict[str, Source], positions: Sequence[int], class_text: Callable[[int], str], root: str
 ) -> dict[str, list[str]]:
     """Say of positions in several sources, one after the other, which images they are.
 
     Args:
         parts: The sources by split.
         positions: The positions.
-        class_names: Names of the classes by index, or None.
+        class_text: Says in words what a target stands for.
         root: Paths below this folder are given relative to it.
 
     Returns:
@@ -150,6 +152,29 @@ def describe_rows(
         which, place = source.place(position)
         path, target = source.path(position), int(source.targets[position])
         found["path"].append(str(place) if path is None else path.removeprefix(root + os.sep))
-        found["class"].append("" if target < 0 or class_names is None else class_names[target])
+        found["class"].append(class_text(target))
         found["split"].append(splits[which])
     return found
+
+
+def validation_rows(count: int, share: float) -> tuple[IntArray, IntArray]:
+    """Return the rows on which options are chosen, and the others, each in the order of the shuffle.
+
+    The rule of the published transfer code: ``RandomState(0)`` shuffles all rows, and the first
+    ``floor(share * count)`` are held out.
+
+    Args:
+        count: Number of rows.
+        share: Share that is held out.
+
+    Raises:
+        DataError: If that holds out none.
+    """
+    rows = np.arange(count)
+    np.random.RandomState(0).shuffle(rows)
+    first = math.floor(share * count)
+    if not 0 < first < count:
+        raise DataError(
+            f"there are {count} labelled training images, too few to choose options on {share:.0%} of them"
+        )
+    return rows[:first], rows[first:]

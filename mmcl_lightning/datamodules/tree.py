@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from mmcl_lightning._text import plain
+from mmcl_lightning.datamodules.class_lists import read_class_list
 from mmcl_lightning.datamodules.labelled import ByColumn, ByFile, ByFolder, LabelledPictures, Listed
 from mmcl_lightning.datamodules.labels import LabelFile, find_label_file
 from mmcl_lightning.datamodules.walking import Walk
@@ -33,6 +34,7 @@ def _names(use: str) -> tuple[str, ...]:
 
 
 _TRAIN, _TEST = _names("train"), _names("test")
+_IMAGENET = "ILSVRC2012_val_"  # how the pictures of its archive begin, which lie in one folder
 
 
 @dataclass
@@ -56,7 +58,11 @@ class PictureTree:
 
 
 def scan_tree(
-    root: str, layout: Layout = "auto", labels: str = "folder", label_columns: dict[str, str] | None = None
+    root: str,
+    layout: Layout = "auto",
+    labels: str = "folder",
+    label_columns: dict[str, str] | None = None,
+    class_list: str | None = None,
 ) -> PictureTree:
     """List the pictures of a folder.
 
@@ -76,6 +82,8 @@ def scan_tree(
             place of folders, and pictures that have none are not read.
         label_columns: Names of the file's columns by ours, ``path``, ``label`` and ``split``, where they are
             not the usual ones.
+        class_list: List of the class folders that are read; see
+            :func:`~mmcl_lightning.datamodules.class_lists.read_class_list`. None for all.
 
     Raises:
         ConfigError: If the options contradict each other.
@@ -87,8 +95,11 @@ def scan_tree(
     if labels in ("folder", "none") and label_columns:
         raise ConfigError(f"label_columns are of a file, and labels is {labels!r}")
     walk = Walk(str(folder))
+    only = None if class_list is None else read_class_list(class_list)
     if labels == "folder":
-        return _read(ByFolder(walk, str(folder)), layout)
+        return _read(ByFolder(walk, str(folder), only), layout)
+    if only is not None:
+        raise ConfigError(f"class_list chooses class folders, and labels is {labels!r}")
     if layout == "classes":
         raise ConfigError(
             f"layout is 'classes', which takes the labels from folders, and labels is {labels!r}"
@@ -165,6 +176,12 @@ def _read_splits(by: ByFolder, within: str) -> PictureTree:
             split = by.read(name)
             if split.labelled >= train.labelled:
                 test, chosen = split, name
+            elif os.path.basename(split.loose[0]).startswith(_IMAGENET):
+                raise DataError(
+                    f"{by.place(name)} has {found} pictures of ImageNet's validation and no class folders: "
+                    "move each into the folder of its class; torchvision.datasets.ImageNet does it as it "
+                    "unpacks the official archives"
+                )
             else:
                 ignored[f"pictures in {name}, {by.lacking}"] += found
     unknown = sorted(test.classes.keys() - train.classes.keys()) if test and train.labelled else []

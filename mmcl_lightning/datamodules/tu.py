@@ -181,7 +181,9 @@ class TUDataModule(SSLDataModule):
         folder = self._root / self.name / "raw"
         if not folder.is_dir():
             there = [path.name for path in self._root.iterdir()] if self._root.is_dir() else []
-            near = difflib.get_close_matches(self.name, {*there, *_KNOWN}, n=3)
+            by_capitals = {name.upper(): name for name in (*there, *_KNOWN)}
+            near = difflib.get_close_matches(self.name.strip(" /").upper(), by_capitals, n=3)
+            near = [by_capitals[name] for name in near]
             if near and self.name not in near:
                 raise ConfigError(
                     f"there is no data set {self.name!r} in {self._root}; did you mean {' or '.join(near)}?"

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 from PIL import ImageOps
 
 from mmcl_lightning._options import check_choice, check_installed, check_whole
 from mmcl_lightning.datamodules.base import SSLDataModule
 from mmcl_lightning.datamodules.splits import Splits
-from mmcl_lightning.datamodules.videos import FlowSource, VideoSource
+from mmcl_lightning.datamodules.videos import FLOW_DONE, FlowSource, VideoSource
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms import EvalTransform, SimCLRTransform
 from mmcl_lightning.transforms.video import (
@@ -28,6 +29,8 @@ __all__ = ["UCF101DataModule"]
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as CoCLR has it, for flow too
 _GROUP = re.compile(r"_g(\d+)_c\d+$")
+#: A line of a list: class and file, and in training lists the number of the class.
+_LINE = re.compile(r"([^/\\]+)/([^/\\]+\.avi)(?:\s+(\d+))?", re.IGNORECASE | re.ASCII)
 _LARGEST_CLASS = 1000  # groups of a class have numbers below
 
 
@@ -107,10 +110,10 @@ class UCF101DataModule(SSLDataModule):
         path = self._lists / "classInd.txt"
         found: dict[str, int] = {}
         for number, line in _lines(path):
-            index, _, name = line.partition(" ")
-            if not index.isdigit() or int(index) != len(found) + 1 or not name or name in found:
+            index, _, name = (part.strip() for part in line.replace("\t", " ").partition(" "))
+            if index != str(len(found) + 1) or not name or name in found:
                 raise DataError(f"{path}, line {number}: expected '{len(found) + 1} NAME', got {line!r}")
-            found[name.strip()] = len(found)
+            found[name] = len(found)
         return found
 
     def load_splits(self) -> Splits:
@@ -118,6 +121,14 @@ class UCF101DataModule(SSLDataModule):
         if self.modality == "rgb":
             check_installed("UCF101DataModule", "av", "video", "PyAV")
         train, test = self._list("train"), self._list("test")
+        own, held = ({source.path(index) for index in range(len(source))} for source in (train, test))
+        if both := sorted(own & held):
+            rank_zero_warn(
+                f"{len(both)} of {len(held)} test videos are training videos too, such as {both[0]}: their "
+                "accuracy says nothing; correct the lists"
+            )
+        if self.modality == "flow":
+            self._check_flow([*own, *held])
         return Splits(pretrain=train, heldout=test, bank=train, query=test)
 
     def default_train_transform(self) -> Any:
@@ -148,6 +159,24 @@ class UCF101DataModule(SSLDataModule):
         mirror = mirror_flow if self.modality == "flow" else ImageOps.mirror
         return EvalClips(frame, self.clip_frames, self.stride, self.eval_clips, self.eval_crops, mirror)
 
+    def _check_flow(self, folders: list[str]) -> None:
+        """Refuse flow of several methods; say where nothing tells that the flow of a video is whole."""
+        marks = {folder: Path(folder, FLOW_DONE) for folder in folders}
+        methods = {folder: mark.read_text().strip() for folder, mark in marks.items() if mark.is_file()}
+        if len(kinds := sorted(set(methods.values()))) > 1:
+            one = next(folder for folder, method in methods.items() if method == kinds[0])
+            raise DataError(
+                f"the optical flow is of several methods, {' and '.join(kinds)} ({one} by {kinds[0]}): "
+                "remove the folders of one and make them again by mmcl flow"
+            )
+        videos = Path(self.root).expanduser() / "UCF-101"
+        unknown = len(folders) - len(methods)
+        if unknown and not videos.is_dir():
+            rank_zero_warn(
+                f"{unknown} of {len(folders)} folders of optical flow have no {FLOW_DONE} of mmcl flow, and "
+                "the videos are not there to compare their lengths with: whether they are whole is not known"
+            )
+
     @property
     def _lists(self) -> Path:
         return Path(self.root).expanduser() / "ucfTrainTestlist"
@@ -156,23 +185,34 @@ class UCF101DataModule(SSLDataModule):
         """Return the videos of a list."""
         path, folder = self._lists / f"{part}list{self.split:02d}.txt", Path(self.root).expanduser()
         videos, flow = folder / "UCF-101", folder / "flow"
-        names, targets, groups = [], [], []
+        names, targets, groups, seen = [], [], [], set()
         for number, line in _lines(path):
-            name = line.split(" ")[0]
-            label = name.partition("/")[0]
+            found = _LINE.fullmatch(line)
+            label, name = (found[1], f"{found[1]}/{found[2]}") if found else ("", "")
+            where = f"{path}, line {number}"
+            if found is None:
+                raise DataError(
+                    f"{where}: expected CLASS/NAME.avi, in the training list with a number, got {line!r}"
+                )
             if label not in self._classes:
-                raise DataError(f"{path}, line {number}: the class {label} is not in classInd.txt")
+                raise DataError(f"{where}: the class {label} is not in classInd.txt")
+            target = self._classes[label]
+            if found[3] and int(found[3]) != target + 1:
+                raise DataError(
+                    f"{where}: {label} is number {target + 1} in classInd.txt, and {found[3]} here"
+                )
+            if name in seen:
+                raise DataError(f"{where}: {name} stands in the list twice; keep one")
             place = videos / name if self.modality == "rgb" else flow / name.removesuffix(".avi")
             if not place.exists():
                 made = "; mmcl flow makes it" if self.modality == "flow" else ""
-                raise DataError(
-                    f"{path}, line {number}: {place} does not exist; correct the list, or bring it{made}"
-                )
+                raise DataError(f"{where}: {place} does not exist; correct the list, or bring it{made}")
             group = _GROUP.search(name.removesuffix(".avi"))
-            targets.append(self._classes[label])
+            targets.append(target)
             # A name without a group stands for itself.
-            groups.append(_LARGEST_CLASS * targets[-1] + int(group[1]) if group else -1 - number)
+            groups.append(_LARGEST_CLASS * target + int(group[1]) if group else -1 - number)
             names.append(name)
+            seen.add(name)
         if not names:
             raise DataError(f"{path} lists no video")
         known = np.array(targets, dtype=np.int64), np.array(groups, dtype=np.int64)
@@ -184,7 +224,7 @@ class UCF101DataModule(SSLDataModule):
 def _lines(path: Path) -> list[tuple[int, str]]:
     """Return the numbered lines of a list that are not empty."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
         raise DataError(

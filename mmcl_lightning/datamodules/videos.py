@@ -18,10 +18,13 @@ from mmcl_lightning._options import check_installed
 from mmcl_lightning.datamodules.sources import Source
 from mmcl_lightning.errors import DataError
 
-__all__ = ["FlowFolder", "FlowSource", "VideoFile", "VideoSource"]
+__all__ = ["FLOW_DONE", "FlowFolder", "FlowSource", "VideoFile", "VideoSource"]
 
+FLOW_DONE = "done.txt"  # written last into the folder of a video's flow: by which method it was made
 _DIGESTED = 1 << 16  # bytes of a file that tell it from another, beside its length
 _MISSING = 0.1  # share of the frames that may be damaged within a video
+_ERRORS = (OSError, ValueError, EOFError)  # those of PyAV are of these kinds
+_PLAYLISTS = ("concat", "dash", "hls")  # which would open other files
 
 
 class VideoFile:
@@ -83,23 +86,28 @@ class VideoFile:
         warnings.warn(f"{text}: a frame that is missing is shown as the one before it", stacklevel=2)
 
     def _decode(self, first: int) -> Iterator[tuple[int, Any]]:
-        """Return positions and frames from the key frame before ``first`` on, as far as they go."""
+        """Return positions and frames, from ``first`` or earlier on, as far as they can be decoded.
+
+        Where time stamps count the frames, as in the official files, it begins at the key frame before
+        ``first``. Elsewhere they may start anywhere, come in another order or vary, and frames are counted.
+        """
         with self._open() as (container, stream):
-            if first > 0:
-                container.seek(int(first / (stream.average_rate * stream.time_base)), stream=stream)
-            count = 0
-            for packet in container.demux(stream):
-                try:
-                    frames = packet.decode()
-                except (OSError, ValueError):  # PyAV's errors of damaged parts
-                    continue
-                for frame in frames:
-                    known = frame.pts is not None
-                    position = (
-                        round(float(frame.pts * stream.time_base * stream.average_rate)) if known else count
-                    )
-                    count = position + 1
-                    yield position, frame
+            counts = _counts_frames(container, stream)
+            position = -1
+            try:
+                if first > 0 and counts:
+                    container.seek(first, stream=stream)
+                for packet in container.demux(stream):
+                    try:
+                        frames = packet.decode()
+                    except _ERRORS:
+                        position += 1  # a frame that is lost
+                        continue
+                    for frame in frames:
+                        position = frame.pts if counts and frame.pts is not None else position + 1
+                        yield position, frame
+            except _ERRORS:
+                return  # the end of what can be read
 
     @contextmanager
     def _open(self) -> Iterator[tuple[Any, Any]]:
@@ -112,15 +120,25 @@ class VideoFile:
             raise DataError(
                 f"the video {self.path} does not exist: correct the lists, or bring it"
             ) from error
-        except (OSError, ValueError) as error:  # PyAV's errors are of both kinds
+        except _ERRORS as error:
             reason = getattr(error, "strerror", None) or error
             raise DataError(
                 f"the video {self.path} cannot be read ({reason}); repair or remove it"
             ) from error
         with container:
+            if container.format.name in _PLAYLISTS:
+                raise DataError(
+                    f"{self.path} is a list of other files, and no video; remove it from the lists"
+                )
             if not container.streams.video:
                 raise DataError(f"{self.path} has no video in it; remove it from the lists")
             yield container, container.streams.video[0]
+
+
+def _counts_frames(container: Any, stream: Any) -> bool:
+    """Whether the time stamps of a video are the numbers of its frames: without this no frame is sought."""
+    simple = container.format.name == "avi" and not stream.codec_context.has_b_frames
+    return bool(simple and not stream.start_time and stream.average_rate * stream.time_base == 1)
 
 
 class FlowFolder:
@@ -140,6 +158,10 @@ class FlowFolder:
         self._files = [name for name in names if name.startswith("flow_") and name.endswith(".jpg")]
         if not self._files:
             raise DataError(f"there is no optical flow in {path}: make it by mmcl flow")
+        due = [f"flow_{number:05d}.jpg" for number in range(1, len(self._files) + 1)]
+        if self._files != due:
+            lost = next(name for name in due if name not in self._files)
+            raise DataError(f"{path} lacks {lost}: remove the folder and make it again by mmcl flow")
         if video is not None and len(self._files) != len(video) - 1:
             raise DataError(
                 f"{path} has {len(self._files)} pictures of optical flow, and {video.path} has {len(video)} "
@@ -159,18 +181,27 @@ class FlowFolder:
             DataError: If a picture cannot be read.
         """
         found = {position: self._read(position) for position in {p for clip in positions for p in clip}}
+        if len(sizes := {picture.size for picture in found.values()}) > 1:
+            raise DataError(
+                f"{self.path} has pictures of {' and '.join(f'{w} x {h}' for w, h in sorted(sizes))}"
+            )
         return [[found[position] for position in clip] for clip in positions]
 
     def _read(self, position: int) -> Image.Image:
         path = os.path.join(self.path, self._files[position])
         try:
             with Image.open(path) as file:
+                mode = file.mode
                 picture: Image.Image = file.convert("RGB")
-                return picture
         except OSError as error:
             raise DataError(
                 f"the picture {path} cannot be read ({error}); make it again by mmcl flow"
             ) from error
+        if mode != "RGB":
+            raise DataError(
+                f"the picture {path} is no optical flow: it has no three colours, but mode {mode}"
+            )
+        return picture
 
 
 class VideoSource(Source):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from mmcl_lightning._options import check_flags, check_number, check_whole
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 
-__all__ = ["LogisticModel", "fit_logistic", "logistic_path"]
+__all__ = ["LogisticModel", "fit_each_class", "fit_logistic", "logistic_path"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +99,40 @@ def fit_logistic(
     return LogisticModel(weight, bias, steps, converged)
 
 
+def fit_each_class(
+    features: Tensor, targets: Tensor, C: float = 1.0, *, start: LogisticModel | None = None, **options: Any
+) -> LogisticModel:
+    r"""Fit one classifier per class, for images that may be of several.
+
+    Each is :func:`fit_logistic` with two classes, of which the scores are the difference, and starts from the
+    class before it: the published transfer code has one estimator of scikit-learn with ``warm_start``. With
+    :math:`\|W\|^2 / (2 C)` over both of its rows it is the logistic regression of one row at 2 C.
+
+    Args:
+        features: As in :func:`fit_logistic`.
+        targets: Whether the image is of the class, bool, shape ``(n, classes)``.
+        C: As there.
+        start: Model whose last class the first one starts from; ``None`` for zeros.
+        **options: Further options of :func:`fit_logistic`.
+
+    Raises:
+        ConfigError: As :func:`fit_logistic`.
+        ShapeError: As there, or if ``targets`` is not bool.
+        NumericalError: As there.
+    """
+    if targets.ndim != 2 or targets.dtype != torch.bool:
+        raise ShapeError(f"targets must be bool (n, classes), got {tuple(targets.shape)}, {targets.dtype}")
+    before = None if start is None else _two_rows(start.weight[-1], start.bias[-1])
+    fitted = []
+    for target in targets.unbind(1):
+        before = fit_logistic(features, target.long(), 2, C, start=before, **options)
+        fitted.append(before)
+    weight = torch.stack([model.weight[1] - model.weight[0] for model in fitted])
+    bias = torch.stack([model.bias[1] - model.bias[0] for model in fitted])
+    steps = sum(model.steps for model in fitted)
+    return LogisticModel(weight, bias, steps, all(model.converged for model in fitted))
+
+
 def logistic_path(
     features: Tensor, targets: Tensor, classes: int, Cs: Sequence[float], **options: Any
 ) -> Iterator[tuple[float, LogisticModel]]:
@@ -106,10 +140,10 @@ def logistic_path(
 
     Args:
         features: As in :func:`fit_logistic`.
-        targets: As there.
-        classes: As there.
+        targets: As there, or as in :func:`fit_each_class`.
+        classes: As in :func:`fit_logistic`.
         Cs: Inverse strengths of the penalty, in the order of the fits.
-        **options: Further options of :func:`fit_logistic`.
+        **options: Further options of :func:`fit_logistic`, such as ``start``.
 
     Yields:
         C and the model.
@@ -119,10 +153,19 @@ def logistic_path(
         ShapeError: As there.
         NumericalError: As there.
     """
-    model = None
+    model = options.pop("start", None)
     for C in Cs:
-        model = fit_logistic(features, targets, classes, C, start=model, **options)
+        if targets.ndim == 1:
+            model = fit_logistic(features, targets, classes, C, start=model, **options)
+        else:
+            model = fit_each_class(features, targets, C, start=model, **options)
         yield C, model
+
+
+def _two_rows(weight: Tensor, bias: Tensor) -> LogisticModel:
+    """Return the model of two classes whose scores differ by that of one row."""
+    half = torch.tensor([[-0.5], [0.5]], dtype=weight.dtype, device=weight.device)
+    return LogisticModel(half * weight, half[:, 0] * bias, 0, True)
 
 
 def _check_data(features: Tensor, targets: Tensor, classes: int) -> None:

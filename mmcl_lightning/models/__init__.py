@@ -1,8 +1,18 @@
-"""Backbones (image or graph -> representation ``h``) and projection heads (``h`` -> projection ``z``)."""
+"""Backbones (image or graph -> representation ``h``), and heads on ``h`` or on its places."""
 
 from mmcl_lightning.models.backbones import Conv4, build_backbone, feature_dim
 from mmcl_lightning.models.graphs import GIN, GraphEncoder
 from mmcl_lightning.models.heads import ProjectionHead
+from mmcl_lightning.models.ppm import PyramidPooling
 from mmcl_lightning.models.refusals import explained
 
-__all__ = ["GIN", "Conv4", "GraphEncoder", "ProjectionHead", "build_backbone", "explained", "feature_dim"]
+__all__ = [
+    "GIN",
+    "Conv4",
+    "GraphEncoder",
+    "ProjectionHead",
+    "PyramidPooling",
+    "build_backbone",
+    "explained",
+    "feature_dim",
+]

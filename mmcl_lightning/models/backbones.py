@@ -57,6 +57,8 @@ class Conv4(nn.Module):
         Raises:
             ShapeError: If an image has fewer than 16 pixels along a side.
         """
+        if x.ndim != 4:
+            raise ShapeError(f"conv4 takes images (B, C, H, W), got {tuple(x.shape)}: for clips, set s3d")
         if min(x.shape[-2:]) < _CONV4_PIXELS:
             raise ShapeError(
                 f"conv4 takes images of {_CONV4_PIXELS} pixels or more along each side, got {x.shape[-2]} x "

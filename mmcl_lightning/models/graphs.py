@@ -95,6 +95,11 @@ class GraphEncoder(nn.Module):
             ShapeError: If the network gives something else.
         """
         h: Tensor = self.module(*_parts(graphs))
+        if h.ndim == 2 and len(h) == len(graphs) and h.shape[1] != self.num_features:
+            raise ShapeError(
+                f"{type(self.module).__name__} gives {h.shape[1]} features of a graph, and num_features of "
+                f"GraphEncoder is {self.num_features}: give the number that it gives"
+            )
         if tuple(h.shape) != (len(graphs), self.num_features):
             raise ShapeError(
                 f"expected ({len(graphs)}, {self.num_features}), a row per graph, from "

@@ -39,7 +39,14 @@ def explained(module: nn.Module, images: Any) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, AssertionError, ValueError) as error:
-        if not isinstance(images, Tensor) or images.ndim != 4 or not _refused_by_library(error, module):
+        if not isinstance(images, Tensor) or not _refused_by_library(error, module):
+            raise
+        if images.ndim == 5 and any(isinstance(part, nn.Conv2d) for part in module.modules()):
+            raise ShapeError(
+                f"the backbone takes images (B, C, H, W), and these are clips {tuple(images.shape)}: set "
+                "--model.backbone s3d, or a network of clips of your own"
+            ) from error
+        if images.ndim != 4:
             raise
         channels, wanted, text = images.shape[1], input_channels(module), str(error)
         size = f"{images.shape[2]} x {images.shape[3]} pixels"

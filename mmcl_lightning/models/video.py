@@ -42,10 +42,11 @@ class S3D(nn.Module):
         Raises:
             ShapeError: If they are no clips, or too short or too small.
         """
-        if x.ndim != 5 or x.shape[2] < _FRAMES or min(x.shape[3:]) < _PIXELS:
+        if not isinstance(x, Tensor) or x.ndim != 5 or x.shape[2] < _FRAMES or min(x.shape[3:]) < _PIXELS:
             raise ShapeError(
                 f"s3d takes clips (B, 3, T, H, W) of {_FRAMES} frames and {_PIXELS} x {_PIXELS} pixels or "
-                f"more, got {tuple(x.shape)}: set data.clip_frames and data.image_size"
+                f"more, got {tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__}: set data to "
+                "videos, data.clip_frames and data.image_size"
             )
         maps: Tensor = self.features(x)
         return maps.mean(dim=(2, 3, 4))

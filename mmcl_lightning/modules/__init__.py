@@ -4,6 +4,7 @@ from mmcl_lightning.modules.classifier import ClassifierModule
 from mmcl_lightning.modules.contrastive import ContrastiveModule
 from mmcl_lightning.modules.evaluation import FineTune, LinearEvaluation
 from mmcl_lightning.modules.export import export_backbone
+from mmcl_lightning.modules.few_shot import FewShotEvaluation
 from mmcl_lightning.modules.logistic import LogisticEvaluation
 from mmcl_lightning.modules.mmcl import MMCL
 from mmcl_lightning.modules.moco import MoCo
@@ -24,6 +25,7 @@ __all__ = [
     "ClassifierModule",
     "ContrastiveModule",
     "EvaluationProtocol",
+    "FewShotEvaluation",
     "FineTune",
     "LinearEvaluation",
     "LogisticEvaluation",

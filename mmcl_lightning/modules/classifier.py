@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from abc import abstractmethod
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -28,7 +27,7 @@ from mmcl_lightning.modules.preprocessing import take_over
 from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
 from mmcl_lightning.modules.recording import record_options
 from mmcl_lightning.modules.resumable import ResumableModule, restoring
-from mmcl_lightning.modules.weights import backbone_from
+from mmcl_lightning.modules.weights import backbone_from, given_weights
 from mmcl_lightning.views import mean_over_views
 
 if TYPE_CHECKING:
@@ -64,6 +63,10 @@ class ClassifierModule(ResumableModule):
     tag = "classifier"
     """What the names of its metrics begin with."""
     protocols: ClassVar[dict[str, Any]] = EVALUATION_PROTOCOLS  # by name
+    takes_label_sets = False
+    """Whether images may be of several classes."""
+    metric = "top1"
+    """What the result is."""
 
     def __init__(
         self,
@@ -83,18 +86,13 @@ class ClassifierModule(ResumableModule):
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if value is not None:
                 check_number(name, value, ">= 0")
-        if checkpoint is None:
-            raise ConfigError(
-                "an evaluation needs weights: set --model.checkpoint to the file of a pretrained backbone, "
-                "or to 'random' for a random start"
-            )
+        checkpoint = given_weights(checkpoint)
         self.protocol = self.protocols[protocol]
         self.num_classes = num_classes
         self.class_names: list[str] | None = None  # of the data, in the order of the scores
         # Plain numbers: a checkpoint, which has the optimizer's options, cannot hold one of NumPy.
         self._lr = None if lr is None else float(lr)
         self.weight_decay = float(self.protocol.weight_decay if weight_decay is None else weight_decay)
-        checkpoint = os.fspath(checkpoint)
         file = "random" if restoring.get() else checkpoint
         self.backbone, source, report = backbone_from(file, backbone, cifar_stem)
         self.preprocessing = source.pop("preprocessing")
@@ -111,7 +109,7 @@ class ClassifierModule(ResumableModule):
         self.curve: list[tuple[int, int, float]] = []  # (epochs, steps, top1): survives a resume
         self.described = ""  # the protocol as it is run, in words
         self.protocol_texts: dict[str, str] = {}  # the same for the ledger, by the name of its number
-        self._accuracy: TopAccuracy | None = None  # of the validation at work
+        self._accuracy: Any = None  # of the validation at work
         self._loss_sum, self._count = 0.0, 0
         self._labelled = False  # whether any training image was
 
@@ -140,6 +138,11 @@ class ClassifierModule(ResumableModule):
         if stage == "validate" and task != "classify":  # in training two views are refused
             raise ConfigError(
                 f"an evaluation needs one view of each image: set data.task to 'classify', got {task!r}"
+            )
+        if getattr(datamodule, "multi_label", False) and not self.takes_label_sets:
+            raise ConfigError(
+                f"{type(self).__name__} takes images of one class, and those of this data set may be of "
+                "several: LogisticEvaluation takes them, --config transfer_linear.yaml"
             )
         classes = self.num_classes or getattr(datamodule, "num_classes", None)
         if classes is None and self.classifier is not None:  # to predict images without labels
@@ -181,7 +184,7 @@ class ClassifierModule(ResumableModule):
         self._labelled = self._labelled or bool((labels >= 0).any())
         with explained(self.backbone, images):
             h = self.represent(images)
-        loss = _loss_sum(self.scores(h), labels) / (labels >= 0).sum().clamp_min(1)
+        loss = self.loss_sum(self.scores(h), labels) / (labels >= 0).sum().clamp_min(1)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
         self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=len(labels))
         return {"loss": loss, "h": h.detach()}
@@ -205,7 +208,7 @@ class ClassifierModule(ResumableModule):
             scores = self._mean_scores([self(view) for view in views])
         assert self._accuracy is not None
         self._accuracy.update(scores, labels)
-        self._loss_sum += float(_loss_sum(scores, labels))
+        self._loss_sum += float(self.loss_sum(scores, labels))
         self._count += int((labels >= 0).sum())
 
     def on_validation_epoch_end(self) -> None:
@@ -216,8 +219,8 @@ class ClassifierModule(ResumableModule):
         assert self._accuracy is not None
         values = {**self._accuracy.compute(), "loss": sum(losses) / sum(counts)}
         if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
-            self.curve.append((self.current_epoch + 1, self.global_step, values["top1"]))
-            values["best_top1"] = max(point[2] for point in self.curve)
+            self.curve.append((self.current_epoch + 1, self.global_step, values[self.metric]))
+            values[f"best_{self.metric}"] = max(point[2] for point in self.curve)
         # Every process has the same values; their maximum is exact, which their mean is not.
         named = {f"{self.tag}/{name}": value for name, value in values.items()}
         self.log_dict(named, batch_size=1, reduce_fx="max", sync_dist=True)
@@ -250,6 +253,10 @@ class ClassifierModule(ResumableModule):
             h = self.feature_norm(F.normalize(h, dim=1, eps=1e-18))  # untrained networks have tiny features
         scores: Tensor = self.classifier(h)
         return scores
+
+    def loss_sum(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum of the cross-entropies of scores ``(B, classes)``; rows below 0 do not count."""
+        return F.cross_entropy(scores, labels.clamp_min(-1), ignore_index=-1, reduction="sum")
 
     def _mean_scores(self, hs: list[Tensor]) -> Tensor:
         """Return the scores of one view, or the logarithm of the mean softmax over several."""
@@ -374,7 +381,3 @@ class ClassifierModule(ResumableModule):
 def _divisor(length: int, most: int) -> int:
     """Largest divisor of ``length`` up to ``most``."""
     return next(n for n in range(min(most, length), 0, -1) if length % n == 0)
-
-
-def _loss_sum(scores: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(scores, labels.clamp_min(-1), ignore_index=-1, reduction="sum")

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from mmcl_lightning._checkpoints import write_file
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.errors import ConfigError, NumericalError
+from mmcl_lightning.models import GIN
+from mmcl_lightning.models.video import S3D
 from mmcl_lightning.modules.weight_files import EXPORTED, BackboneFile
 from mmcl_lightning.transforms import EvalTransform
 from mmcl_lightning.transforms.base import as_pair
@@ -27,6 +29,7 @@ __all__ = ["FORMATS", "Format", "Source"]
 
 #: What timm's description of its weights says of the network alone.
 _OF_THE_NETWORK = ("classifier", "first_conv", "fixed_input_size")
+_CLIP = (8, 64, 64)  # frames and pixels
 _TOLERANCE = 1e-4  # of h, relative to its largest value: other libraries add in another order
 
 
@@ -87,8 +90,12 @@ class Source:
                 told["crop_pct"] = round(crop / resize, 6)
         return told
 
-    def images(self, count: int) -> Tensor:
-        """Return images of noise of the size and the channels that the network is for."""
+    def images(self, count: int) -> Any:
+        """Return images of noise of the size and channels that the network is for; or clips, or graphs."""
+        if isinstance(self.network, S3D):
+            return torch.randn(count, 3, *_CLIP, generator=torch.Generator().manual_seed(0))
+        if isinstance(self.network, GIN):
+            return _rings(count, self.network.in_features)
         found = self.preprocessing
         small = self.cifar_stem or self.name == "conv4"
         usual = as_pair(self.options().get("img_size", 32 if small else 224))
@@ -131,13 +138,25 @@ class Source:
         return f"{what} gives the same h (differences up to {worst:.1g} of the largest value)"
 
 
+def _rings(count: int, features: int) -> Any:
+    """Return a batch of small graphs with features of noise."""
+    from torch_geometric.data import Batch, Data
+
+    generator = torch.Generator().manual_seed(0)
+    nodes = torch.arange(5)
+    edges = torch.stack([nodes, nodes.roll(1)])
+    return Batch.from_data_list(
+        [Data(x=torch.randn(5, features, generator=generator), edge_index=edges) for _ in range(count)]
+    )
+
+
 def _torchvision(source: Source, out: Path) -> str:
     write_file(source.state(), out)
     read = f"read it with torch.load({out.name!r})"
     if source.network is None:
         return read
     theirs, what = copy.deepcopy(source.network), "the file"
-    if not source.cifar_stem and source.name in torchvision.models.list_models():
+    if not source.cifar_stem and isinstance(source.network, torchvision.models.ResNet):
         if (channels := source.channels()) == 3:
             theirs, what = torchvision.models.get_model(source.name), "torchvision"
             theirs.fc = nn.Identity()
@@ -174,6 +193,8 @@ def _onnx(source: Source, out: Path) -> str:
     import onnx
     import onnxruntime
 
+    if isinstance(source.known(), GIN):
+        raise ConfigError("ONNX files take images or clips, and no graphs: set --format to safetensors")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about itself
         torch.onnx.export(
@@ -269,5 +290,10 @@ def _timm_name(source: Source) -> str:
         what = (
             f"{source.name or 'this network'}{' with the stem of small images' if source.cifar_stem else ''}"
         )
-        raise ConfigError(f"timm has no {what}: set --format to torchvision, safetensors or onnx")
+        others = (
+            "torchvision or safetensors"
+            if isinstance(source.network, GIN)
+            else "torchvision, safetensors or onnx"
+        )
+        raise ConfigError(f"timm has no {what}: set --format to {others}")
     return name

@@ -14,7 +14,7 @@ from mmcl_lightning.modules.weights import digests
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["FrozenClassifier"]
+__all__ = ["FrozenClassifier", "check_unchanged"]
 
 
 class FrozenClassifier(ClassifierModule):
@@ -84,11 +84,23 @@ class FrozenClassifier(ClassifierModule):
         return digests(dict(named))
 
     def _check_frozen(self) -> None:
-        now = self._digests()
-        changed = [name for name, digest in self._frozen.items() if now.get(name) != digest]
-        if changed:
-            raise NumericalError(
-                f"the frozen backbone has changed: {len(changed)} of {len(now)} tensors, the first being "
-                f"{changed[0]}. The accuracy is not that of its features: find the callback, optimizer or "
-                "hook that writes to the backbone"
-            )
+        check_unchanged(self._frozen, self._digests())
+
+
+def check_unchanged(before: dict[str, str], now: dict[str, str]) -> None:
+    """Compare what a frozen backbone was with what it is.
+
+    Args:
+        before: Digests of its tensors by name.
+        now: The same of now.
+
+    Raises:
+        NumericalError: If they differ.
+    """
+    changed = [name for name, digest in before.items() if now.get(name) != digest]
+    if changed:
+        raise NumericalError(
+            f"the frozen backbone has changed: {len(changed)} of {len(now)} tensors, the first being "
+            f"{changed[0]}. The accuracy is not that of its features: find the callback, optimizer or "
+            "hook that writes to the backbone"
+        )

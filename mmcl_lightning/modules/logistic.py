@@ -13,19 +13,24 @@ import torch
 from lightning.pytorch.callbacks import LearningRateFinder, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mmcl_lightning._accuracy import ClassAccuracy
 from mmcl_lightning._lightning import callbacks_of
 from mmcl_lightning._options import check_installed, check_number
+from mmcl_lightning.batches import split_labels
+from mmcl_lightning.datamodules.splits import validation_rows
 from mmcl_lightning.errors import ConfigError, DataError
-from mmcl_lightning.metrics import LogisticModel, fit_logistic, logistic_path
+from mmcl_lightning.metrics import LogisticModel, logistic_path
 from mmcl_lightning.modules.frozen import FrozenClassifier
+from mmcl_lightning.modules.measures import MEASURES, SetPrecision, measure
 from mmcl_lightning.modules.protocols import LOGISTIC_PROTOCOLS, LogisticProtocol
 from mmcl_lightning.modules.resumable import ResumableModule
 from mmcl_lightning.readouts import ImagesToRead, Reading
 
 __all__ = ["LogisticEvaluation"]
 
+_BESIDE = {"mean_per_class": "mean over the classes", "top1": "top-1"}
 _SECONDS = 5.0  # between two lines on the fits
 
 
@@ -37,15 +42,20 @@ class LogisticEvaluation(FrozenClassifier):
     an SGD of a few steps says how short it was. The strength of the penalty is chosen on a part of the
     training images; the test images decide nothing.
 
-    One epoch of one batch is enough, ``max_epochs: 1`` and ``limit_train_batches: 1``: the fit comes before
-    it, and the validation after it counts the test images.
+    ``fit`` needs one epoch of one batch, ``max_epochs: 1`` and ``limit_train_batches: 1``: the logistic
+    regression comes before it, and the validation after it counts the test images. ``test`` without a
+    checkpoint of a fit does both at once, and leaves no checkpoint and no record.
+
+    A data module may say which of its training images C is chosen on, ``validation_rows``, and what is
+    measured, ``metric``; else a fifth of them is drawn, and the metric is ``top1``.
 
     Args:
         checkpoint: Where the backbone's weights come from: a checkpoint of this package, an exported
             backbone, torchvision's own file; or ``"random"`` for a random start, the floor under all.
         protocol: ``"converged"``: standardised h, 13 values of C from 1e-5 to 10, each fitted to its optimum.
             ``"transfer"``: that of Ericsson et al. (CVPR 2021), 45 values from 1e6 to 1e-5 and at most 100
-            steps each; its images are to be resized to 224 pixels, bicubic, and cut from the centre.
+            steps each; its images are those of
+            :class:`~mmcl_lightning.datamodules.TransferDataModule`.
         C: Inverse strength of the penalty, > 0, without a search; ``None`` for the protocol's search.
         backbone: As in :class:`ClassifierModule`.
         cifar_stem: As there.
@@ -54,7 +64,10 @@ class LogisticEvaluation(FrozenClassifier):
 
     Logs:
         ``logistic/top1``, ``logistic/top5``, ``logistic/loss`` and ``logistic/mean_per_class``, the mean of
-        the accuracies within each class, of clean held-out images; the text ``logistic/protocol``.
+        the accuracies within each class, of clean held-out images; where these are of several classes
+        ``logistic/map_11point`` and ``logistic/loss``. After a search ``logistic/chosen_C``, and
+        ``logistic/validation``, what it gave on the images that it was chosen on. The text
+        ``logistic/protocol``.
 
     Raises:
         ConfigError: If an option is out of range, SciPy is not installed (the extra ``evaluate``), or the
@@ -69,6 +82,7 @@ class LogisticEvaluation(FrozenClassifier):
         "works on the steps of a training, and a logistic evaluation takes none",
     )
     protocols = LOGISTIC_PROTOCOLS
+    takes_label_sets = True
     protocol: LogisticProtocol
 
     def __init__(
@@ -88,6 +102,9 @@ class LogisticEvaluation(FrozenClassifier):
         if C is not None:
             self.protocol = dataclasses.replace(self.protocol, Cs=(float(C),))
         self.automatic_optimization = False
+        self.fitted = False  # whether the classifier is that of a fit
+        self.label_sets = False  # whether an image may be of several classes
+        self.choice: dict[str, float] = {}  # C and what it gave on the images that it was chosen on
         self.train()
 
     def represent(self, images: Tensor) -> Tensor:
@@ -105,16 +122,43 @@ class LogisticEvaluation(FrozenClassifier):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Do nothing: the fit is done."""
 
+    def setup(self, stage: str) -> None:
+        """Learn from the data module what is measured."""
+        datamodule: Any = getattr(self.trainer, "datamodule", None)
+        self.label_sets = bool(getattr(datamodule, "multi_label", False))
+        self.metric = getattr(datamodule, "metric", "top1")
+        super().setup(stage)
+
     def on_train_start(self) -> None:
         """Read the features, choose C and fit."""
         ResumableModule.on_train_start(self)
         self._validate_the_last_epoch()
-        self.remember_frozen()
         if any("logistic" in getattr(callback, "readouts", {}) for callback in callbacks_of(self)):
             raise ConfigError(
                 "the readout `logistic` would write under the names of this evaluation: leave it out, "
                 "--readouts.logistic null"
             )
+        self._fit()
+
+    def on_test_start(self) -> None:
+        """Fit, unless a checkpoint brought what was fitted."""
+        if not self.fitted:
+            self._fit()
+
+    def on_test_end(self) -> None:
+        """Say how it was measured."""
+        if self._frozen:
+            self._check_frozen()
+        if self.described:
+            rank_zero_info(f"protocol: {self.described}")
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the classifier that was fitted."""
+        super().on_load_checkpoint(checkpoint)
+        self.fitted = self.classifier is not None
+
+    def _fit(self) -> None:
+        self.remember_frozen()
         x, y = self._features()
         assert self.classifier is not None
         model, words = self._choose_and_fit(x, y, self.classifier.out_features)
@@ -122,22 +166,27 @@ class LogisticEvaluation(FrozenClassifier):
         with torch.no_grad():
             self.classifier.weight.copy_(weight)
             self.classifier.bias.copy_(bias)
-        text = f"{self.hparams['protocol']}: {self.protocol.describe()}, {words}, {self.mode()}"
-        self.protocol_texts[f"{self.tag}/top1"] = text  # the record says with it how images were made
+        self.fitted = True
+        each = ", each class against the rest" if self.label_sets else ""
+        text = f"{self.hparams['protocol']}: {self.protocol.describe()}{each}, {words}, {self.mode()}"
+        text += ", CIFAR stem" if self.hparams.get("cifar_stem") else ""
+        self.protocol_texts[f"{self.tag}/{self.metric}"] = text  # the record says how images were made
         self.described = f"{text}, weights {self.hparams['checkpoint']}"
         if self.preprocessing is not None:
             self.described += f", images of {self.preprocessing['text']}"
         self._write_protocol()
 
     def _features(self) -> tuple[Tensor, Tensor]:
-        """Return h ``(n, F)`` and the labels of all clean labelled training images."""
+        """Return h ``(n, F)`` and the targets of all clean labelled training images."""
         rank_zero_info("reading the features of the training images")
         reading = Reading(self.trainer, self, ImagesToRead(), {"bank": {"h"}}, 0)
         bank = reading.features("bank", "a logistic regression")
         if bank is None or bank.labelled == 0:
             raise DataError("none of the training images has a label")
         self._labelled = True
-        return bank.labelled_rows("h", self.device)
+        x, y = bank.labelled_rows("h", self.device)
+        assert self.classifier is not None
+        return x, split_labels(y, self.classifier.out_features) if self.label_sets else y
 
     def _choose_and_fit(self, x: Tensor, y: Tensor, classes: int) -> tuple[LogisticModel, str]:
         """Return the model, and in words how its penalty was chosen and which fits did not converge."""
@@ -146,30 +195,42 @@ class LogisticEvaluation(FrozenClassifier):
             name: getattr(protocol, name) for name in ("standardise", "max_iter", "gtol", "ftol")
         }
         if len(Cs) == 1:
-            model = fit_logistic(x, y, classes, Cs[0], **options)
-            return model, f"{len(x)} clean training images, C={Cs[0]:g}{_stopped([model], protocol)}"
-        held_out, rest = validation_rows(len(x), protocol.held_out)
-        rows = torch.as_tensor(rest, device=x.device), torch.as_tensor(held_out, device=x.device)
-        models, accuracies, said = [], [], -math.inf
-        for C, model in logistic_path(x[rows[0]], y[rows[0]], classes, Cs, **options):
+            ((C, model),) = logistic_path(x, y, classes, Cs, **options)
+            return model, f"{len(x)} clean training images, C={C:g}{_stopped([model], protocol)}"
+        rows, held_out = self._search_rows(len(x), x.device)
+        models, values, said = [], [], -math.inf
+        for C, model in logistic_path(x[rows], y[rows], classes, Cs, **options):
             models.append(model)
-            hits = model.scores(x[rows[1]]).argmax(dim=1) == y[rows[1]]
-            accuracies.append(float(hits.double().mean()))
+            values.append(measure(self.metric, model.scores(x[held_out]), y[held_out]))
             if time.monotonic() - said > _SECONDS or len(models) == len(Cs):
                 said = time.monotonic()
                 rank_zero_info(
-                    f"logistic regression {len(models)} of {len(Cs)}: C={C:g}, {model.steps} steps, top-1 "
-                    f"{accuracies[-1]:.3f} on {len(held_out)} held-out training images"
+                    f"logistic regression {len(models)} of {len(Cs)}: C={C:g}, {model.steps} steps, "
+                    f"{MEASURES[self.metric]} {values[-1]:.3f} on {len(held_out)} held-out training images"
                 )
-        best = accuracies.index(max(accuracies))
+        best = values.index(max(values))
+        self.choice = {"chosen_C": Cs[best], "validation": values[best]}
         self._warn_of_the_edge(best)
-        models.append(fit_logistic(x, y, classes, Cs[best], start=models[-1], **options))
+        ((_, model),) = logistic_path(x, y, classes, [Cs[best]], start=models[-1], **options)
+        models.append(model)
         rank_zero_info(f"chosen C={Cs[best]:g}, the first best, and fitted to all {len(x)} training images")
-        return models[-1], (
-            f"C of {len(Cs)} values from {Cs[0]:g} to {Cs[-1]:g} by the first best top-1 on {len(held_out)} "
-            f"of {len(x)} clean training images, then fitted to all, chosen C={Cs[best]:g}"
+        return model, (
+            f"C of {len(Cs)} values from {Cs[0]:g} to {Cs[-1]:g} by the first best {MEASURES[self.metric]} "
+            f"on {len(held_out)} of {len(x)} clean training images, then fitted to all, chosen C={Cs[best]:g}"
             f"{_stopped(models, protocol)}"
         )
+
+    def _search_rows(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the rows that C is fitted to in the search, and those that it is chosen on."""
+        held_out = getattr(getattr(self.trainer, "datamodule", None), "validation_rows", None)
+        try:
+            if held_out is None:
+                held_out, rest = validation_rows(count, self.protocol.held_out)
+            else:
+                rest = np.setdiff1d(np.arange(count), held_out)
+        except DataError as error:
+            raise DataError(f"{error}: give C, --model.C 0.01") from error
+        return torch.as_tensor(rest, device=device), torch.as_tensor(held_out, device=device)
 
     def _warn_of_the_edge(self, best: int) -> None:
         Cs = self.protocol.Cs
@@ -184,44 +245,40 @@ class LogisticEvaluation(FrozenClassifier):
         """Count from zero, by class too."""
         super().on_validation_epoch_start()
         assert self.classifier is not None
-        self._accuracy = ClassAccuracy(self.classifier.out_features, self.device)
+        kind: Any = SetPrecision if self.label_sets else ClassAccuracy
+        self._accuracy = kind(self.classifier.out_features, self.device)
 
     on_test_epoch_start = on_validation_epoch_start
+
+    def on_validation_epoch_end(self) -> None:
+        """Log what was measured, and the choice that was made for it."""
+        super().on_validation_epoch_end()
+        named = {f"{self.tag}/{name}": value for name, value in self.choice.items()}
+        self.log_dict(named, batch_size=1, reduce_fx="max", sync_dist=True)
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def loss_sum(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum of the cross-entropies; of label sets that of all classes."""
+        if not self.label_sets:
+            return super().loss_sum(scores, labels)
+        targets = split_labels(labels, scores.shape[1])[labels >= 0].to(scores)
+        return F.binary_cross_entropy_with_logits(scores[labels >= 0], targets, reduction="sum")
+
+    def _checked(self, labels: Tensor) -> Tensor:
+        return labels.to(self.device) if self.label_sets else super()._checked(labels)
 
     def summary(self) -> list[str]:
         """Return the result in words."""
         if not self.curve:
             return []
-        mean = float(self.trainer.callback_metrics[f"{self.tag}/mean_per_class"])
+        value, found = self.curve[-1][2], self.trainer.callback_metrics
+        name = "mean_per_class" if self.metric == "top1" else "top1"
+        more = "" if self.label_sets else f"; {_BESIDE[name]} {float(found[f'{self.tag}/{name}']):.4f}"
         return [
-            f"logistic top-1: {self.curve[-1][2]:.4f} on clean held-out images: the result; mean over the "
-            f"classes {mean:.4f}",
+            f"logistic {MEASURES[self.metric]}: {value:.4f} on clean held-out images: the result{more}",
             f"protocol:       {self.described}",
         ]
-
-
-def validation_rows(count: int, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows on which C is chosen, and the others, each in the order of the shuffle.
-
-    The rule of the published transfer code: ``RandomState(0)`` shuffles all rows, and the first
-    ``floor(share * count)`` are held out.
-
-    Args:
-        count: Number of rows.
-        share: Share that is held out.
-
-    Raises:
-        DataError: If that holds out none.
-    """
-    rows = np.arange(count)
-    np.random.RandomState(0).shuffle(rows)
-    first = math.floor(share * count)
-    if not 0 < first < count:
-        raise DataError(
-            f"there are {count} labelled training images, too few to choose C on {share:.0%} of them: give "
-            "it, --model.C 0.01"
-        )
-    return rows[:first], rows[first:]
 
 
 def _stopped(models: list[LogisticModel], protocol: LogisticProtocol) -> str:

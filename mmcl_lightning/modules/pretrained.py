@@ -13,7 +13,7 @@ from mmcl_lightning._options import check_choice
 from mmcl_lightning.batches import clean_views, names_of
 from mmcl_lightning.models import explained
 from mmcl_lightning.modules.preprocessing import take_over
-from mmcl_lightning.modules.weights import backbone_from
+from mmcl_lightning.modules.weights import backbone_from, given_weights
 from mmcl_lightning.views import mean_over_views
 
 __all__ = ["PretrainedBackbone"]
@@ -38,14 +38,15 @@ class PretrainedBackbone(PlainlyLoaded, LightningModule):
 
     def __init__(
         self,
-        checkpoint: str,
+        checkpoint: str | None,
         backbone: str | dict[str, Any] | None = None,
         cifar_stem: bool | None = None,
         preprocessing: Literal["checkpoint", "data"] = "checkpoint",
     ) -> None:
         super().__init__()
         check_choice("preprocessing", preprocessing, ("checkpoint", "data"))
-        self.backbone, source, report = backbone_from(checkpoint, backbone, cifar_stem)
+        self.backbone, source, report = backbone_from(given_weights(checkpoint), backbone, cifar_stem)
+        self.checkpoint = source["checkpoint"]  # the ledger says with it what pretraining was judged
         self.preprocessing, self.own_preprocessing = source["preprocessing"], False
         self.keep_data = preprocessing == "data"
         self.backbone.requires_grad_(False)

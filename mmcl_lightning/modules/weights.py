@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from mmcl_lightning.modules.preprocessing import published_preprocessing
 from mmcl_lightning.modules.resumable import restoring
 from mmcl_lightning.modules.weight_files import BackboneFile, counters, read_backbone
 
-__all__ = ["backbone_from", "digests", "load_backbone", "make_backbone"]
+__all__ = ["backbone_from", "digests", "given_weights", "load_backbone", "make_backbone"]
 
 #: Parts of published files that stand beside the backbone's under the same prefix, and are left out.
 _HEADS = ("fc", "projection_head", "projector", "predictor", "prototypes", "head", "mlp", "classifier")
@@ -130,6 +131,23 @@ def backbone_from(
     origin = untouched or checkpoint
     source = {"checkpoint": origin, "backbone": described, "cifar_stem": cifar_stem}
     return module, {**source, "preprocessing": preprocessing}, report
+
+
+def given_weights(checkpoint: str | None) -> str:
+    """Return where an evaluation's weights come from.
+
+    Args:
+        checkpoint: The option of that name.
+
+    Raises:
+        ConfigError: If it is not given.
+    """
+    if checkpoint is None:
+        raise ConfigError(
+            "an evaluation needs weights: set --model.checkpoint to the file of a pretrained backbone, or to "
+            "'random' for a random start"
+        )
+    return os.fspath(checkpoint)
 
 
 def make_backbone(

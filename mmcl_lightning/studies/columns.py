@@ -8,17 +8,24 @@ from dataclasses import dataclass
 
 from mmcl_lightning.ledger import Metric, Record
 
-__all__ = ["METRICS", "Column", "columns_of", "late_metrics", "metric_title"]
+__all__ = ["BESIDE_TOP1", "METRICS", "Column", "columns_of", "late_metrics", "metric_title"]
 
 #: Metrics that a report shows by itself, in this order; other ``.../top1`` come after them.
-METRICS = ("knn/top1", "probe/top1", "logistic/top1", "linear/top1", "finetune/top1")
+METRICS = (
+    "knn/top1", "retrieval/R1", "cv/svc_accuracy", "probe/top1", "logistic/top1", "linear/top1",
+    "finetune/top1", "few_shot/accuracy",
+)  # fmt: skip
+#: What data sets are judged by that are not by the top-1, and what tables call it.
+BESIDE_TOP1 = {"mean_per_class": "mean per class", "map_11point": "11-point mAP"}
 _TITLES = {
     "knn": "k-NN",
+    "retrieval": "retrieval",
     "probe": "online probe",
     "logistic": "logistic regression",
     "linear": "linear",
     "finetune": "fine-tuned",
     "cv": "cross-validated",
+    "few_shot": "few-shot",
 }
 #: What the text of a protocol says of one run: which weights it judged, and what its fit came to.
 _OF_A_RUN = re.compile(
@@ -103,6 +110,7 @@ def metric_title(metric: str) -> str:
     name, _, protocol = (
         name.replace("svc_", "SVC ").replace("top1", "top-1").replace("top5", "top-5").partition("/")
     )
+    name = BESIDE_TOP1.get(name, name)
     return f"{_TITLES.get(place, place)} {name}" + (f" ({protocol})" if protocol else "")
 
 

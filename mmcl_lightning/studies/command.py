@@ -14,7 +14,7 @@ from mmcl_lightning.studies.report import write_report
 from mmcl_lightning.studies.study import Study
 from mmcl_lightning.studies.sweep import Sweep
 
-__all__ = ["report", "sweep"]
+__all__ = ["report", "run_stoppable", "sweep"]
 
 
 def sweep(arguments: list[str]) -> None:
@@ -41,17 +41,8 @@ def sweep(arguments: list[str]) -> None:
     folder = options.runs / study.name
     if options.out is not None and options.out.suffix != ".md":
         raise ConfigError(f"the report is Markdown: --out must end in .md, got {options.out}")
-    # Runs must not outlive a sweep. SIGINT too: a script's background job, and what it starts, ignores it.
-    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        work = Sweep(study, folder, options.parallel, extra, options.records)
-        finished = work.run()
-    except KeyboardInterrupt:
-        say("stopped: the same command goes on where it was", file=sys.stderr)
-        raise SystemExit(130) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    work = Sweep(study, folder, options.parallel, extra, options.records)
+    finished = run_stoppable(work)
     out = options.out or folder / "REPORT.md"
     if work.record_folder.is_dir():
         text = write_report(
@@ -63,6 +54,27 @@ def sweep(arguments: list[str]) -> None:
         say(f"Report: {out}")
     if not finished:
         raise SystemExit(1)
+
+
+def run_stoppable(work: Sweep) -> bool:
+    """Run a study; return whether all is finished now.
+
+    Args:
+        work: The study.
+
+    Raises:
+        SystemExit: With code 130 after Ctrl-C or SIGTERM.
+    """
+    # Runs must not outlive a sweep. SIGINT too: a script's background job, and what it starts, ignores it.
+    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return work.run()
+    except KeyboardInterrupt:
+        say("stopped: the same command goes on where it was", file=sys.stderr)
+        raise SystemExit(130) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def report(arguments: list[str]) -> None:

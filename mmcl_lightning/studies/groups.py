@@ -68,7 +68,7 @@ def in_sections(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]
     """Group records by what they may be compared in; results on test images come first."""
     found: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        data = f"{_data_name(record)}, {image_count(record, 'pretrain')} training images"
+        data = f"{_data_name(record)}, {image_count(record, 'pretrain')} {_kind(record)}"
         batch = (record.config.get("data", {}).get("init_args") or {}).get("batch_size")
         data += "" if batch is None or not record.steps else f", batch {batch}"
         found.setdefault((data, record.data.get("held_out", "test")), []).append(record)
@@ -78,9 +78,19 @@ def in_sections(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]
 def _data_name(record: Record) -> str:
     """Return the name of the data set, with its folder where that says which one it is."""
     name = str(record.data.get("class")).removesuffix("DataModule")
-    name = {"ImageFolder": "Image folder", "Shapes": "Rendered shapes (synthetic)"}.get(name, name)
+    name = {
+        "ImageFolder": "Image folder",
+        "Shapes": "Rendered shapes (synthetic)",
+        "FewShot": "Few-shot",
+    }.get(name, name)
     folder = record.data.get("folder")
     return f"{name} {folder}" if folder else name
+
+
+def _kind(record: Record) -> str:
+    """Return what the images of a data set are: of one without splits, none is trained on."""
+    found = record.data.get("fingerprint") or {}
+    return "images" if found and found.get("query") == found.get("pretrain") else "training images"
 
 
 def image_count(record: Record, split: str) -> str:

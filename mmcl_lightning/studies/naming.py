@@ -15,6 +15,7 @@ _EVALUATIONS = {
     "LinearEvaluation": "linear evaluation",
     "FineTune": "fine-tuning",
     "LogisticEvaluation": "logistic regression",
+    "FewShotEvaluation": "few-shot classification",
 }
 _LONGEST = 32  # characters of a value
 #: Last parts of names of options that say what a part is, as those before them say which part.

@@ -11,7 +11,7 @@ from mmcl_lightning._files import whole_text
 from mmcl_lightning._text import markdown
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record, read_records
-from mmcl_lightning.studies.columns import METRICS, Column, columns_of, metric_title
+from mmcl_lightning.studies.columns import BESIDE_TOP1, METRICS, Column, columns_of, metric_title
 from mmcl_lightning.studies.groups import (
     Group,
     finished_and_others,
@@ -50,7 +50,7 @@ def write_report(
         folder: Folder with records, at any depth.
         out: Markdown file to write.
         title: Heading.
-        metrics: Logged metrics to show; by default the k-NN readout, the probes and the fine-tuning.
+        metrics: Logged metrics to show; by default the accuracies of readouts and evaluations.
         reference: Method that the others are compared with, seed by seed, as the table calls it; empty for
             no comparison.
         tuned_by: Logged metrics whose mean chose among the tries of the tuning; by default the first shown.
@@ -85,7 +85,7 @@ def write_report(
         f"{run_name(record)}, seed {record.seed}: {why} ({places[id(record)].as_posix()})"
         for record, why in others
     ] + list(missing)
-    shown = metrics or _usual(known)
+    shown = metrics or _usual(known, {name for record in finished for name in record.protocols})
     out.parent.mkdir(parents=True, exist_ok=True)
     verb = "does" if len(others) == 1 else "do"
     unfinished = f", {len(others)} of which {verb} not count, see the end" if others else ""
@@ -127,9 +127,14 @@ def _is_report(path: Path) -> bool:
     return re.search(r"^Made of \d+ records of runs in ", begin, re.MULTILINE) is not None
 
 
-def _usual(known: Collection[str]) -> list[str]:
-    """Return the accuracies among logged metrics, those of further protocols after their first one."""
-    accuracies = sorted(metric for metric in known if metric.split("/")[1:2] == ["top1"])
+def _usual(known: Collection[str], protocols: Collection[str]) -> list[str]:
+    """Return the accuracies among logged metrics, those of further protocols after their first one.
+
+    Of those beside the top-1 only what a run has a protocol of, as its data set is judged by it.
+    """
+    beside = {metric for metric in known if metric in protocols and metric.split("/")[1] in BESIDE_TOP1}
+    usual = {m for m in known if m in METRICS or m.split("/")[1:2] == ["top1"]}
+    accuracies = sorted(beside | usual)
     families = dict.fromkeys([*METRICS, *("/".join(metric.split("/")[:2]) for metric in accuracies)])
     return [m for family in families for m in accuracies if m == family or m.startswith(f"{family}/")]
 

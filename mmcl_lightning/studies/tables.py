@@ -15,7 +15,7 @@ from mmcl_lightning.studies.options import flat_options, varying
 from mmcl_lightning.studies.paired import Difference, chance_beyond_two, paired_difference
 from mmcl_lightning.studies.paper import paper_value
 
-__all__ = ["differences_table", "is_followed", "results_table", "tuning_table"]
+__all__ = ["differences_table", "is_followed", "markdown_table", "results_table", "tuning_table"]
 
 
 #: Metrics that an untrained network nearly reaches on small sets of graphs.
@@ -45,7 +45,7 @@ def results_table(groups: Sequence[Group], columns: Sequence[Column]) -> str:
                 value = paper.get((group.name, column))
                 row.append("-" if value is None else f"{value:.3f}")
         rows.append([*row, *_cost(group)])
-    return _markdown([*head, "images/s", "minutes", "memory, GB"], rows)
+    return markdown_table([*head, "images/s", "minutes", "memory, GB"], rows)
 
 
 def _untrained(groups: Sequence[Group], columns: Sequence[Column], head: Sequence[str]) -> list[list[str]]:
@@ -113,7 +113,7 @@ def differences_table(groups: Sequence[Group], columns: Sequence[Column], refere
             f"{len(found)} comparisons. If no method differed from the reference, about {expected:.0f} of "
             f"{len(found)} would still do so by chance, because the seeds are few.\n"
         )
-    return _markdown(["method", "seeds", *_titles(columns)], rows) + note
+    return markdown_table(["method", "seeds", *_titles(columns)], rows) + note
 
 
 def tuning_table(groups: Sequence[Group], columns: Sequence[Column]) -> str:
@@ -135,7 +135,7 @@ def tuning_table(groups: Sequence[Group], columns: Sequence[Column]) -> str:
             if cells and -math.inf < mean == max(means):
                 cells[-1] = f"**{cells[-1]}**"
             rows.append([markdown(name), markdown(", ".join(said)) or "-", *cells])
-    return _markdown(["method", "tried", *_titles(columns)], rows)
+    return markdown_table(["method", "tried", *_titles(columns)], rows)
 
 
 def is_followed(curves: Sequence[Sequence[Any]]) -> bool:
@@ -171,6 +171,12 @@ def _number(value: float, digits: str = ".3") -> str:
     return f"{value:{digits}{'f' if not abs(value) >= 1e6 else 'g'}}"
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return cells as a table.
+
+    Args:
+        head: Its first line.
+        rows: The others.
+    """
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -24,13 +24,17 @@ from mmcl_lightning.transforms.images import (
 )
 from mmcl_lightning.transforms.simclr import CIFAR_MEAN, CIFAR_STD
 
-__all__ = ["CentralCrop", "EvalTransform"]
+__all__ = ["CentralCrop", "EvalTransform", "StretchedCrop"]
 
 _LONGEST = 8
 
 
 class EvalTransform(ImageTransform):
     """Resize with the aspect kept, cut the centre, turn into a tensor, normalise: each step is optional.
+
+    Of PIL images it equals torchvision's Resize (bicubic) and CenterCrop bit for bit, but for images that are
+    smaller than the crop, which torchvision pads, or more than 8 times as long as the crop, whose ends are
+    cut off first.
 
     Args:
         resize: Length of the short side in pixels after resizing (bicubic, antialiased); a height and a width
@@ -135,6 +139,47 @@ class CentralCrop(ImageTransform):
         return f"{type(self).__name__}(size={self.size}, fraction={self.fraction})"
 
 
+class StretchedCrop(ImageTransform):
+    """Resize to a square a little larger than asked for, whatever the aspect was, and cut its centre.
+
+    The images of the few-shot evaluations (Guo et al., ECCV 2020): bilinear to 257 x 257 pixels, and 224 x
+    224 of them. Bit for bit what torchvision's ``Resize``, ``CenterCrop``, ``ToTensor`` and ``Normalize``
+    give.
+
+    Args:
+        size: Height and width of the result in pixels, one number for a square.
+        enlarge: Sides before the crop over those after it, >= 1; they are rounded down.
+        mean: Per-channel mean in units of [0, 1], or None.
+        std: Per-channel standard deviation, or None. With both None, images stay in [0, 1].
+    """
+
+    def __init__(
+        self,
+        size: Size = 224,
+        enlarge: float = 1.15,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+    ) -> None:
+        self._size = as_pair(size)
+        height, width = self._size
+        check_number("enlarge", enlarge, ">= 1", "it is what the crop takes away")
+        self._statistics = check_statistics(mean, std)
+        self.size = height if height == width else self._size  # named alike however it was given
+        self.enlarge = float(enlarge)
+        self.mean, self.std = as_floats(mean), as_floats(std)
+
+    def __call__(self, image: PixelImage) -> Tensor:
+        """Return a float32 tensor of shape ``(C, *size)``."""
+        height, width = self._size
+        high, wide = (int(side * self.enlarge) for side in self._size)
+        image = resize_image(image, high, wide, bilinear=True)
+        top, left = round((high - height) / 2), round((wide - width) / 2)  # torchvision's; halves to even
+        return normalise(image_to_tensor(crop_image(image, left, top, width, height)), self._statistics)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(size={self.size}, enlarge={self.enlarge})"
+
+
 def _without_ends(image: PixelImage, height: int, width: int) -> PixelImage:
     """Cut off the ends of an image more than 8 times as long as what is cut out of its centre.
 
@@ -152,6 +197,7 @@ def _without_ends(image: PixelImage, height: int, width: int) -> PixelImage:
 
 
 def _centre(image: PixelImage, height: int, width: int) -> PixelImage:
-    """Cut ``height`` x ``width`` pixels out of the centre."""
+    """Cut ``height`` x ``width`` pixels out of the centre, rounded as torchvision rounds it."""
     own = image_size(image)
-    return crop_image(image, (own[0] - width) // 2, (own[1] - height) // 2, width, height)
+    left, top = round((own[0] - width) / 2), round((own[1] - height) / 2)
+    return crop_image(image, left, top, width, height)

@@ -63,21 +63,26 @@ def crop_image(image: PixelImage, left: int, top: int, width: int, height: int) 
         return image.crop((left, top, left + width, top + height))
 
 
-def resize_image(image: PixelImage, height: int, width: int) -> PixelImage:
-    """Resize an image to ``height`` x ``width`` pixels, bicubic and antialiased."""
+def resize_image(image: PixelImage, height: int, width: int, bilinear: bool = False) -> PixelImage:
+    """Resize an image to ``height`` x ``width`` pixels, bicubic or bilinear, antialiased."""
     if isinstance(image, Tensor):
-        resized: Tensor = tvf.resize(image, [height, width], InterpolationMode.BICUBIC, antialias=True)
+        mode = InterpolationMode.BILINEAR if bilinear else InterpolationMode.BICUBIC
+        resized: Tensor = tvf.resize(image, [height, width], mode, antialias=True)
         return resized
-    return image.resize((width, height), Image.Resampling.BICUBIC)
+    kind = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
+    return image.resize((width, height), kind)
 
 
 def cover(image: PixelImage, height: int, width: int) -> PixelImage:
-    """Resize an image, keeping its aspect, until it just covers ``height`` x ``width`` pixels."""
+    """Resize an image, keeping its aspect, until it just covers ``height`` x ``width`` pixels.
+
+    The longer side is rounded downwards, as torchvision's Resize does it.
+    """
     own = image_size(image)
     if (one := width * own[1]) >= (other := height * own[0]):  # the width decides
-        size = (max(height, round(one / own[0])), width)
+        size = (one // own[0], width)
     else:
-        size = (height, max(width, round(other / own[1])))
+        size = (height, other // own[1])
     return image if size == own[::-1] else resize_image(image, *size)
 
 

@@ -64,6 +64,67 @@ def write_flat(folder: Path, count: int, size: int = 32, suffix: str = "png", se
         Image.fromarray(pixels).save(folder / f"{index:04d}.{suffix}")
 
 
+EUROSAT_CLASSES = ("AnnualCrop", "Forest", "Highway", "River", "SeaLake")
+ISIC_CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
+#: Findings of the rows of ChestX's file, of which three are of no class of their own.
+CHESTX_ROWS = (
+    "Mass", "No Finding", "Mass|Nodule", "Atelectasis", "Pneumothorax", "Hernia", "Nodule", "Mass",
+)  # fmt: skip
+
+
+def write_eurosat(root: Path, per_class: int = 4) -> None:
+    """Write ``eurosat/2750/CLASS/CLASS_1.jpg`` and so on, 64 x 64 pixels."""
+    for seed, name in enumerate(EUROSAT_CLASSES):
+        for index in range(1, per_class + 1):
+            _write_image(
+                root / "eurosat" / "2750" / name / f"{name}_{index}.jpg", (64, 64), 10 * seed + index
+            )
+
+
+def write_cropdiseases(root: Path, per_class: int = 2) -> None:
+    """Write ``CropDiseases/dataset/train/CLASS/*.JPG`` of 38 classes, and the test folder beside it."""
+    for label in range(38):
+        name = f"Crop{label:02d}___spot"
+        for split, count in (("train", per_class), ("test", 1)):
+            for index in range(count):
+                path = root / "CropDiseases" / "dataset" / split / name / f"{split}{index}.JPG"
+                _write_image(path, (20, 16), label)
+
+
+def write_isic(root: Path, count: int = 14) -> None:
+    """Write ISIC 2018's images of task 3 and their one-hot labels, the last class first."""
+    folder = root / "ISIC"
+    truth = folder / "ISIC2018_Task3_Training_GroundTruth"
+    truth.mkdir(parents=True)
+    rows = ["image," + ",".join(ISIC_CLASSES)]
+    for index in range(count):
+        name = f"ISIC_{24306 + index:07d}"
+        _write_image(folder / "ISIC2018_Task3_Training_Input" / f"{name}.jpg", (30, 22), index)
+        rows.append(",".join([name, *("1.0" if label == 6 - index % 7 else "0.0" for label in range(7))]))
+    (truth / f"{truth.name}.csv").write_text("\n".join(rows) + "\n")
+    (folder / "ISIC2018_Task3_Training_Input" / "ATTRIBUTION.txt").write_text("whose they are")
+
+
+def write_chestx(root: Path) -> None:
+    """Write ``ChestX``: grey images and one with alpha, and the file of their findings."""
+    rows = ["Image Index,Finding Labels,Follow-up #,Patient ID"]
+    for index, finding in enumerate(CHESTX_ROWS):
+        name = f"{index:08d}_000.png"
+        _write_image(root / "ChestX" / "images" / name, (40, 48), index, "RGBA" if index == 3 else "L")
+        rows.append(f"{name},{finding},{index},{index}")
+    (root / "ChestX" / "Data_Entry_2017.csv").write_text("\n".join(rows) + "\n")
+
+
+def _write_image(path: Path, size: tuple[int, int], seed: int, mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    channels = {"L": (), "RGB": (3,), "RGBA": (4,)}[mode]
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], *channels), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    if mode == "RGBA":
+        image.putalpha(255)
+    image.save(path)
+
+
 def md5_sums(folder: Path) -> dict[str, str]:
     """MD5 sum of each file of a folder by name."""
     return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from runs import generators
 from torchvision.datasets import CIFAR10, CIFAR100, STL10
 
 
 @pytest.fixture(scope="session")
 def fake() -> ModuleType:
-    """The generators of tests/data, which is no package."""
-    path = Path(__file__).parents[1] / "data" / "fake_images.py"
-    spec = importlib.util.spec_from_file_location("fake_images", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """The generators of small data sets."""
+    return generators("fake_images")
+
+
+@pytest.fixture(scope="session")
+def fake_transfer() -> ModuleType:
+    """Those of the transfer sets."""
+    return generators("fake_transfer")
 
 
 def _expect(monkeypatch: pytest.MonkeyPatch, kind: type, sums: dict[str, str]) -> None:

@@ -192,6 +192,11 @@ DAMAGES: dict[str, tuple[str, Any, str]] = {
     ),
     "lines": ("A", lambda text: text[: text[:-1].rindex("\n")], r"from node 142 to node 136 and none back"),
     "text": ("node_labels", lambda text: "a\n" + text, r"line 1 must have a whole number, got 'a'"),
+    "huge": (
+        "node_labels",
+        lambda text: "1000000000\n" + text[text.index("\n") + 1 :],
+        r"which would be 1,000,000,\d{3} features of a node, more than 10,000: number them",
+    ),
     "float": ("graph_labels", lambda text: text + "0.5\n", r"line 25 must have a whole number, got '0.5'"),
     "more": ("graph_labels", lambda text: text + "1\n", r"has 25 lines, and 24 are expected"),
     "fewer": ("node_labels", lambda text: text[:-2], r"has 141 lines, and 142 are expected"),
@@ -225,6 +230,8 @@ def test_names(tmp_path: Path) -> None:
     write_tu(tmp_path)
     with pytest.raises(ConfigError, match=r"there is no data set 'MUTAGG' in .*; did you mean MUTAG\?"):
         opened(tmp_path, name="MUTAGG")
+    with pytest.raises(ConfigError, match=r"did you mean MUTAG\?"):
+        opened(tmp_path, name="mutag")
     with pytest.raises(ConfigError, match="did you mean PROTEINS"):
         opened(tmp_path, name="PROTEIN")
     with pytest.raises(DataError, match=r"REDDIT-MULTI-5K_A.txt is missing; --data.download true fetches it"):

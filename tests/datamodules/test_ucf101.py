@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -239,8 +240,6 @@ def test_flow_has_the_direction_of_what_moves(tmp_path: Path) -> None:
     video = tmp_path / "UCF-101" / "Archery" / "v_Archery_g01_c01.avi"
     rng = np.random.default_rng(0)
     texture = np.kron(rng.integers(60, 200, (20, 20)), np.ones((8, 8)))  # blocks of 8 pixels
-    import av
-
     video.parent.mkdir(parents=True)
     with av.open(str(video), "w") as container:
         stream = container.add_stream("mpeg4", rate=25)
@@ -331,3 +330,101 @@ def test_without_the_extra_it_says_what_to_install(written: Path) -> None:
     assert 'error: UCF101DataModule needs PyAV: pip install "mmcl-lightning[video]"' in end.stderr
     assert "Traceback" not in end.stderr
     assert issubclass(ConfigError, MMCLError)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a.avi", {}),
+        ("b.avi", {"codec": "mpeg4", "bf": 2}),
+        ("c.mkv", {"codec": "mpeg4", "late": 125}),
+        ("d.mp4", {"codec": "mpeg4", "late": 125}),
+        ("e.mkv", {"codec": "mpeg4", "step": 3}),
+        ("f.mpg", {"codec": "mpeg1video"}),
+        ("g.ts", {"codec": "mpeg2video", "bf": 2}),
+    ],
+)
+def test_frames_of_any_file_are_those_that_are_asked_for(name: str, options: dict, tmp_path: Path) -> None:
+    """Time stamps may begin anywhere, vary, and come in another order than the frames."""
+    given = {"codec": "mpeg4", "bf": 0, "late": 0, "step": 1, **options}
+    with av.open(str(tmp_path / name), "w") as container:
+        stream = container.add_stream(given["codec"], rate=25)
+        stream.width, stream.height, stream.pix_fmt, stream.gop_size = 48, 40, "yuv420p", 6
+        stream.bit_rate, stream.codec_context.max_b_frames = 4_000_000, given["bf"]
+        for index in range(20):
+            frame = av.VideoFrame.from_ndarray(np.full((40, 48, 3), 12 * index, np.uint8), format="rgb24")
+            frame.pts = given["late"] + index * (given["step"] if index > 9 else 1)
+            for packet in stream.encode(frame):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    video = VideoFile(str(tmp_path / name))
+    assert len(video) == 20
+    for positions in (range(20), range(2, 10), range(12, 20), [19], [0]):
+        (clip,) = video.clips([positions])
+        levels = [round(float(np.asarray(frame).mean()) / 12) for frame in clip]
+        assert levels == list(positions), positions
+
+
+def test_files_that_end_early_or_name_others_are_sentences(tmp_path: Path) -> None:
+    FAKE.write_video(tmp_path / "whole.mp4", 20)
+    content = (tmp_path / "whole.mp4").read_bytes()
+    (tmp_path / "a.avi").write_bytes(content[:-300])
+    with pytest.raises(DataError, match=r"a\.avi"):
+        VideoFile(str(tmp_path / "a.avi")).clips([range(20)])
+    (tmp_path / "b.avi").write_text("ffconcat version 1.0\nfile whole.mp4\n")
+    with pytest.raises(DataError, match=r"b\.avi (is a list of other files|cannot be read)"):
+        VideoFile(str(tmp_path / "b.avi")).clips([range(5)])
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ("Archery/v_Archery_g01_c01.avi 1", r"line 17: .*_g01_c01\.avi stands in the list twice"),
+        ("Archery/v_Archery_g05_c01.avi 2", "line 17: Archery is number 1 in classInd.txt, and 2 here"),
+        ("Archery/../HandstandPushups/v_HandstandPushUps_g05_c01.avi 1", r"expected CLASS/NAME\.avi"),
+        ("/etc/v_Archery_g05_c01.avi", r"expected CLASS/NAME\.avi"),
+        ("Archery 1", r"expected CLASS/NAME\.avi"),
+    ],
+)
+def test_lines_that_are_wrong(line: str, match: str, root: Path) -> None:
+    path = root / "ucfTrainTestlist" / "trainlist01.txt"
+    path.write_text("\ufeff" + path.read_text().replace(" ", "\t") + line + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=match):
+        ready(root)
+
+
+def test_videos_of_both_lists_are_said(root: Path) -> None:
+    lists = root / "ucfTrainTestlist"
+    with (lists / "testlist01.txt").open("a") as file:
+        file.write("Archery/v_Archery_g01_c01.avi\n")
+    with pytest.warns(
+        UserWarning, match=r"1 of 5 test videos are training videos too, such as .*g01_c01\.avi"
+    ):
+        ready(root)
+    (lists / "classInd.txt").write_text("\u00b2 Archery\n")
+    with pytest.raises(DataError, match="line 1: expected '1 NAME'"):
+        ready(root)
+
+
+def test_flow_that_is_not_of_one_piece(root: Path) -> None:
+    make_flow(root, "dis")
+    folder = root / "flow" / "Archery" / "v_Archery_g01_c01"
+    (folder / "done.txt").write_text("tvl1\n")
+    with pytest.raises(DataError, match="the optical flow is of several methods, dis and tvl1"):
+        ready(root, modality="flow")
+    (folder / "done.txt").unlink()
+    shutil.rmtree(root / "UCF-101")
+    with pytest.warns(UserWarning, match=r"1 of 20 folders of optical flow have no done\.txt"):
+        data = ready(root, modality="flow")
+    Image.new("RGB", (20, 10)).save(folder / "flow_00002.jpg")
+    with pytest.raises(DataError, match="has pictures of 20 x 10 and 48 x 40"):
+        data.splits.pretrain.item(0).clips([[0, 1]])
+    Image.new("L", (48, 40)).save(folder / "flow_00002.jpg")
+    with pytest.raises(DataError, match="it has no three colours, but mode L"):
+        data.splits.pretrain.item(0).clips([[0, 1]])
+    (folder / "flow_00002.jpg").rename(folder / "flow_00099.jpg")
+    with pytest.raises(DataError, match=r"lacks flow_00002\.jpg: remove the folder"):
+        data.splits.pretrain.item(0)
+    with pytest.raises(ConfigError, match="method must be 'tvl1' or 'dis'"):
+        make_flow(root, "xx")  # type: ignore[arg-type]

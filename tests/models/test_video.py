@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 from mmcl_lightning.errors import ConfigError, ShapeError
-from mmcl_lightning.models import build_backbone, feature_dim
+from mmcl_lightning.models import build_backbone, explained, feature_dim
 from mmcl_lightning.models.video import S3D
 from mmcl_lightning.modules.weights import backbone_from
 
@@ -74,3 +74,19 @@ def test_options() -> None:
         build_backbone("s3d", pretrained=True)
     with pytest.raises(ConfigError, match=r"s3d takes clips of 3 channels, got in_channels=2"):
         build_backbone("s3d", in_channels=2)
+
+
+def test_backbones_of_other_items_are_sentences() -> None:
+    from torch_geometric.data import Batch, Data
+
+    graphs = Batch.from_data_list([Data(x=torch.ones(2, 7), edge_index=torch.tensor([[0], [1]]))] * 2)
+    clips = torch.rand(2, 3, 5, 32, 32)
+    with pytest.raises(ShapeError, match=r"s3d takes clips .* got DataBatch: set data to videos"):
+        build_backbone("s3d")(graphs)
+    with pytest.raises(ShapeError, match=r"conv4 takes images \(B, C, H, W\), got \(2, 3, 5, 32, 32\)"):
+        build_backbone("conv4")(clips)
+    net = build_backbone("resnet18")
+    with pytest.raises(
+        ShapeError, match=r"takes images \(B, C, H, W\), and these are clips \(2, 3, 5, 32, 32\)"
+    ), explained(net, clips):
+        net(clips)

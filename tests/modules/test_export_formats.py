@@ -250,3 +250,22 @@ def test_layouts_of_others(said: str, layout: Any, tmp_path: Path) -> None:
     assert all(torch.equal(v, net.state_dict()[k]) for k, v in own.state_dict().items())
     assert "120 of 120 weights of the backbone loaded" in report
     assert said in report
+
+
+@pytest.mark.parametrize("backbone", ["s3d", "gin:7"])
+def test_networks_of_clips_and_graphs(backbone: str, tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    run.strategy.connect(SimCLR(backbone=backbone, projection_head="moco"))
+    run.save_checkpoint(tmp_path / "run.ckpt")
+    path = str(tmp_path / "run.ckpt")
+    for name in ("torchvision", "safetensors"):
+        said = export_backbone(path, str(tmp_path / f"{name}.out"), name)  # type: ignore[arg-type]
+        assert "the file gives the same h (differences up to 0 of the largest value)" in said
+    with pytest.raises(ConfigError, match=r"timm has no .*: set --format to torchvision"):
+        export_backbone(path, str(tmp_path / "timm"), "timm")
+    if backbone == "s3d":
+        said = export_backbone(path, str(tmp_path / "b.onnx"), "onnx")
+        assert "images (B, C, 8 x 64 x 64) to h; " in said
+    else:
+        with pytest.raises(ConfigError, match="ONNX files take images or clips, and no graphs: set --format"):
+            export_backbone(path, str(tmp_path / "b.onnx"), "onnx")

@@ -19,10 +19,10 @@ from sklearn.linear_model import LogisticRegression as Reference
 from mmcl_lightning._accuracy import ClassAccuracy
 from mmcl_lightning.callbacks import Readouts, ResumableCheckpoint
 from mmcl_lightning.datamodules import ImageFolderDataModule
+from mmcl_lightning.datamodules.splits import validation_rows
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.models import build_backbone
 from mmcl_lightning.modules import LOGISTIC_PROTOCOLS, LinearEvaluation, LogisticEvaluation
-from mmcl_lightning.modules.logistic import validation_rows
 from mmcl_lightning.modules.weights import digests
 from mmcl_lightning.readouts import LogisticRegression
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from mmcl_lightning.errors import ConfigError, ShapeError
@@ -16,6 +17,7 @@ from mmcl_lightning.transforms import (
     EvalTransform,
     ImageTransform,
     SimCLRTransform,
+    StretchedCrop,
 )
 from mmcl_lightning.transforms.base import described
 
@@ -45,6 +47,19 @@ def test_imagenet_preset_equals_torchvision() -> None:
     view = EvalTransform.imagenet(size=56, resize=64)(image)
     assert view.shape == (3, 56, 56)
     torch.testing.assert_close(view, reference(image))
+
+
+def test_odd_sizes_equal_torchvision_bit_for_bit() -> None:
+    reference = v2.Compose(
+        [v2.Resize(224, interpolation=v2.InterpolationMode.BICUBIC), v2.CenterCrop(224), v2.PILToTensor()]
+    )
+    ours = EvalTransform(resize=224, crop=224)
+    sizes = np.random.default_rng(1).integers(61, 480, (40, 2)).tolist()
+    differing = [
+        size for size in [*sizes, (375, 500), (225, 224), (227, 224), (224, 229)]
+        if not torch.equal(ours(photo(*size)), reference(photo(*size)).float().div(255))
+    ]  # fmt: skip
+    assert differing == []
 
 
 def test_native_size_is_untouched() -> None:
@@ -83,8 +98,32 @@ def test_central_crop_equals_torchvision(width: int, height: int) -> None:
     torch.testing.assert_close(view, reference(image))
 
 
+@pytest.mark.parametrize("size", [224, 32, 37])
+def test_stretched_crop_equals_torchvision_bit_for_bit(size: int) -> None:
+    reference = v1.Compose(
+        [
+            v1.Resize((int(1.15 * size), int(1.15 * size))),
+            v1.CenterCrop(size),
+            v1.ToTensor(),
+            v1.Normalize(CIFAR_MEAN, CIFAR_STD),
+        ]
+    )
+    transform = StretchedCrop(size, mean=CIFAR_MEAN, std=CIFAR_STD)
+    for width, height in np.random.default_rng(0).integers(1, 400, (14, 2)).tolist():  # with 3 sizes 42
+        image = photo(width, height)
+        assert torch.equal(transform(image), reference(image)), (width, height)
+
+
+def test_the_published_sizes_of_the_stretched_crop() -> None:
+    assert int(224 * StretchedCrop().enlarge) == 257
+    assert StretchedCrop()(photo(31, 47)).shape == (3, 224, 224)
+    with pytest.raises(ConfigError, match=r"enlarge must be a finite number >= 1, got 0\.9"):
+        StretchedCrop(8, 0.9)
+
+
 @pytest.mark.parametrize(
-    "transform", [EvalTransform(20, (12, 28)), CentralCrop((12, 28)), EvalTransform((12, 28))]
+    "transform",
+    [EvalTransform(20, (12, 28)), StretchedCrop((12, 28)), CentralCrop((12, 28)), EvalTransform((12, 28))],
 )
 def test_sizes_that_are_not_square(transform: ImageTransform) -> None:
     view = transform(photo(70, 30))
@@ -100,7 +139,9 @@ def test_a_height_and_a_width_are_just_covered(image: tuple[int, int], covered: 
     assert EvalTransform((12, 28))(photo(*image)).shape[1:] == covered
 
 
-@pytest.mark.parametrize("transform", [EvalTransform(20, 16), CentralCrop(16), EvalTransform(None, 96)])
+@pytest.mark.parametrize(
+    "transform", [EvalTransform(20, 16), CentralCrop(16), StretchedCrop(16), EvalTransform(None, 96)]
+)
 def test_tensors_are_made_as_pictures(transform: ImageTransform) -> None:
     """Of three channels, to compare; the same up to the rounding of the two ways of resizing."""
     pixels = v2.functional.pil_to_tensor(photo(70, 30))
@@ -119,6 +160,7 @@ def test_a_transform_says_how_it_was_built() -> None:
     for transform in (
         EvalTransform(20, (12, 28), CIFAR_MEAN, CIFAR_STD),
         CentralCrop(16, 0.5),
+        StretchedCrop((16, 20), 1.5, CIFAR_MEAN, CIFAR_STD),
         SimCLRTransform(24),
     ):
         again = type(transform)(**transform.options())

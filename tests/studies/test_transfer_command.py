@@ -1,0 +1,167 @@
+"""``mmcl transfer``: one run per set, none twice, on after a failed one, and the table."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import record
+from runs import generators
+
+from mmcl_lightning.cli import main
+from mmcl_lightning.datamodules.transfer_sets import TRANSFER_SETS
+from mmcl_lightning.ledger import Metric, Record
+from mmcl_lightning.studies.report import write_report
+from mmcl_lightning.studies.study import Run
+from mmcl_lightning.studies.sweep import Sweep
+from mmcl_lightning.studies.transfer import linear_table
+
+
+def judged(name: str, value: float = 0.5, **changes: Any) -> Any:
+    """The record of a set, of as many images as published ones."""
+    train, validation, test = TRANSFER_SETS[name].sizes
+    found = {TRANSFER_SETS[name].metric: value, "chosen_C": 0.0562341, "validation": 0.75}
+    shown = {"bank": f"{train + (validation or 0)} images, 1a", "query": f"{test} images, 2b"}
+    options: dict[str, Any] = {
+        "metrics": {f"logistic/{key}": Metric([[1.0, 0, 9.0, value]]) for key, value in found.items()},
+        "data": {"fingerprint": shown, "prepared": "EvalTransform(resize=224, crop=224), in [0, 1]"},
+        "protocols": {f"logistic/{TRANSFER_SETS[name].metric}": f"protocol of {name}"},
+        "steps": 0,
+    }
+    return record(**(options | changes))
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Runs that only write what a run leaves; one of the set cars fails."""
+    made: list[tuple[str, ...]] = []
+
+    def call(self: Sweep, run: Run) -> int:
+        folder = self.folder / run.name
+        (folder / "run" / "version_0").mkdir(parents=True, exist_ok=True)
+        made.append(tuple(self._command(run)[3:]))
+        (folder / "arguments.json").write_text(json.dumps(self._arguments(run)))
+        if run.label == "cars":
+            (folder / "output.txt").write_text("error: no cars\n")
+            return 1
+        judged(run.label).write(folder / "run" / "version_0" / "ledger.json")
+        return 0
+
+    monkeypatch.setattr(Sweep, "_call", call)
+    monkeypatch.chdir(tmp_path)
+    Path("weights.ckpt").write_bytes(b"some weights")
+    return made
+
+
+GIVEN = ["transfer", "linear", "--checkpoint", "weights.ckpt", "--root", "elsewhere"]
+
+
+def test_what_is_finished_is_not_repeated_and_a_failed_set_does_not_stop_the_others(
+    calls: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*GIVEN, "--sets", "dtd", "cars", "aircraft", "--normalize", "none", "--data.num_workers", "0"]
+    with pytest.raises(SystemExit) as stop:
+        main(given)
+    assert stop.value.code == 1
+    assert [call[call.index("--data.dataset") + 1] for call in calls] == ["aircraft", "cars", "dtd"]
+    text = " ".join(calls[0])
+    assert text.startswith("fit --config transfer_linear.yaml --model.checkpoint weights.ckpt --data.norm")
+    assert "--data.normalize none --data.dataset aircraft" in text
+    assert "--data.root elsewhere --data.num_workers 0" in text
+    (table,) = Path("runs", "transfer").rglob("TRANSFER.md")
+    assert "| dtd | top-1 | 50.00 | 0.0562 | 75.00 | 3,760 + 1,880 |" in table.read_text()
+    assert "| cars | top-1 | - | - | - | - |" in table.read_text()
+    assert "* cars/seed 0: failed: error: no cars" in table.read_text()
+    calls.clear()
+    with pytest.raises(SystemExit):
+        main(given)
+    assert [call[call.index("--data.dataset") + 1] for call in calls] == ["cars"]
+    calls.clear()
+    main([*GIVEN[:-1], "moved", "--sets", "dtd", "--normalize", "none", "--data.num_workers", "0"])
+    assert calls == [], "where the data lies is not what they are"
+    assert "dtd/seed 0: top-1 50.00 %, finished before" in capsys.readouterr().out
+    Path("weights.ckpt").write_bytes(b"other weights")
+    main([*GIVEN, "--sets", "dtd", "--normalize", "none", "--data.num_workers", "0", "--out", "other.md"])
+    assert len(calls) == 1
+    assert "| dtd | top-1 |" in Path("other.md").read_text()
+
+
+def test_other_options_are_other_runs(calls: list[tuple[str, ...]]) -> None:
+    for more in ([], ["--normalize", "imagenet"], ["--normalize", "imagenet"]):
+        main([*GIVEN, "--sets", "dtd", *more])
+    assert len(calls) == 2
+    for backbone in ("resnet18", "resnet50", "resnet18"):
+        main(["transfer", "linear", "--checkpoint", "random", "--backbone", backbone, "--sets", "dtd"])
+    assert len(calls) == 4
+
+
+def test_all_sets_are_the_default(calls: list[tuple[str, ...]]) -> None:
+    with pytest.raises(SystemExit):
+        main(GIVEN)
+    assert [call[call.index("--data.dataset") + 1] for call in calls] == list(TRANSFER_SETS)
+
+
+def test_the_table_marks_what_does_not_compare() -> None:
+    few = judged("pets", 0.25, data={"fingerprint": {"bank": "90 images, 1", "query": "9 images, 2"}})
+    text = linear_table({"voc2007": judged("voc2007"), "pets": few}, ["voc2007", "pets"], "w|eights")
+    assert "Weights: w\\|eights" in text
+    assert "| voc2007 | 11-point mAP | 50.00 | 0.0562 | 75.00 | 5,011 + 4,952 |\n" in text
+    assert "| pets | mean per-class accuracy | 25.00 | 0.0562 | 75.00 | 90 + 9 * |\n" in text
+    assert "The paper prints no values of linear many-shot transfer" in text
+    assert "\n* voc2007: protocol of voc2007; EvalTransform" in text
+    assert "paper |" not in text
+
+
+def test_a_report_shows_what_each_set_is_judged_by_and_keeps_sets_apart(tmp_path: Path) -> None:
+    for name in ("pets", "voc2007", "dtd"):
+        found = judged(name, 0.25 if name == "pets" else 0.5)
+        found.data |= {"class": "TransferDataModule", "folder": name, "held_out": "test"}
+        found.metrics["logistic/loss"] = Metric([[1.0, 0, 9.0, 1.0]])
+        found.write(tmp_path / name / "ledger.json")
+    text = write_report(tmp_path, tmp_path / "REPORT.md")
+    heads = sorted(line.split(",")[0] for line in text.splitlines() if line.startswith("## "))
+    assert heads == ["## Transfer dtd", "## Transfer pets", "## Transfer voc2007"]
+    assert text.count("logistic regression mean per class |") == 1
+    assert text.count("logistic regression 11-point mAP |") == 1
+    assert text.count("logistic regression top-1 |") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--sets", "flower"], r"--sets takes aircraft, .*; got 'flower'; did you mean flowers\?"),
+        (["--out", "table.csv"], "--out must end in .md, got table.csv"),
+        (["--checkpoint", "nothing.ckpt"], "there is no such file, nor is it random or pretrained"),
+    ],
+)
+def test_input_is_checked(
+    given: list[str], message: str, calls: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*GIVEN, *given])
+    assert stop.value.code == 1
+    assert re.search(message, capsys.readouterr().err)
+    assert calls == []
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_record_of_a_run_has_what_the_table_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    generators("fake_transfer").write("dtd", tmp_path / "data")
+    small = ["--data.image_size=16", "--data.num_workers=0", "--trainer.accelerator=cpu"]
+    named = ["--model.checkpoint=random", "--model.backbone=conv4", "--data.normalize=none"]
+    main(["fit", "--config", "transfer_linear", "--data.dataset=dtd", *named, *small])
+    (path,) = Path("runs").rglob("ledger.json")
+    found = Record.read(path)
+    value, validation = (100 * found.metrics[f"logistic/{name}"].last for name in ("top1", "validation"))
+    chosen = found.metrics["logistic/chosen_C"].last
+    text = linear_table({"dtd": found}, ["dtd"], "random")
+    assert f"| dtd | top-1 | {value:.2f} | {chosen:.3g} | {validation:.2f} | 24 + 12 * |" in text
+    assert "* dtd: transfer: logistic regression on h, " in text
+    assert "EvalTransform(resize=16, crop=16), in [0, 1]" in text
+    assert found.data["folder"] == "dtd"
