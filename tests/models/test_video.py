@@ -86,7 +86,10 @@ def test_backbones_of_other_items_are_sentences() -> None:
     with pytest.raises(ShapeError, match=r"conv4 takes images \(B, C, H, W\), got \(2, 3, 5, 32, 32\)"):
         build_backbone("conv4")(clips)
     net = build_backbone("resnet18")
-    with pytest.raises(
-        ShapeError, match=r"takes images \(B, C, H, W\), and these are clips \(2, 3, 5, 32, 32\)"
-    ), explained(net, clips):
+    with (
+        pytest.raises(
+            ShapeError, match=r"takes images \(B, C, H, W\), and these are clips \(2, 3, 5, 32, 32\)"
+        ),
+        explained(net, clips),
+    ):
         net(clips)
