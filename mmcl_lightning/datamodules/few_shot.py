@@ -23,7 +23,7 @@ from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms import ImageTransform, StretchedCrop
 from mmcl_lightning.transforms.images import PixelImage, resize_image
 
-__all__ = ["FEW_SHOT_SETS", "FewShotDataModule"]
+__all__ = ["FewShotDataModule"]
 
 _IMAGE_SIZE = 224  # pixels, of the published protocol
 _CHEST_SIZE = 256  # pixels, to which the published code brings ChestX first
@@ -81,8 +81,6 @@ _LAYOUTS = {
     ),
     "chestx": _Layout("ChestX/images", "ChestX/Data_Entry_2017.csv", _FINDINGS, _chestx_rows),
 }
-#: The sets that are no folder of the user's own.
-FEW_SHOT_SETS = tuple(_LAYOUTS)
 
 
 class FewShotDataModule(ImageFolderDataModule):

@@ -7,30 +7,22 @@ import difflib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mmcl_lightning._files import whole_text
 from mmcl_lightning._text import markdown, say
-from mmcl_lightning.datamodules.few_shot import FEW_SHOT_SETS
-from mmcl_lightning.datamodules.transfer_sets import TRANSFER_SETS
+from mmcl_lightning.datamodules.transfer_names import FEW_SHOT_SETS, LINEAR_SETS
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.ledger import Record
-from mmcl_lightning.modules.measures import MEASURES
 from mmcl_lightning.studies.command import run_stoppable
 from mmcl_lightning.studies.paper import few_shot_value
 from mmcl_lightning.studies.study import Run, Study, Variant
 from mmcl_lightning.studies.sweep import Sweep
 from mmcl_lightning.studies.tables import markdown_table
-from mmcl_lightning.transforms import CIFAR_MEAN, CIFAR_STD
 
 __all__ = ["few_shot_table", "linear_table", "transfer"]
 
 _NAMED = ("random", "pretrained")  # weights that are no file
-_STATISTICS = {
-    "none": {},
-    "imagenet": {"data.mean": [0.485, 0.456, 0.406], "data.std": [0.229, 0.224, 0.225]},
-    "cifar": {"data.mean": list(CIFAR_MEAN), "data.std": list(CIFAR_STD)},
-}
 
 
 class Task(NamedTuple):
@@ -68,7 +60,7 @@ def transfer(arguments: list[str]) -> None:
     if options.task == "linear":
         shared["data.normalize"] = options.normalize
     else:
-        shared |= _STATISTICS[options.normalize or "none"]
+        shared |= _statistics(options.normalize or "none")
     names = [name for name in task.sets if name in (options.sets or task.sets)]
     study = Study(
         f"{options.task}_{weights}",
@@ -147,6 +139,23 @@ class _Transfer(Sweep):
         return f"{title} {100 * Record.read(self._ledger(run)).metrics[metric].last:.2f} %"
 
 
+def _statistics(name: str) -> dict[str, Any]:
+    """Return the options of mean and std of a name, where the data module has none for it."""
+    from mmcl_lightning.datamodules.transfer import NORMALIZE
+
+    mean, std = NORMALIZE[name]
+    return {} if mean is None else {"data.mean": list(mean), "data.std": list(std)}
+
+
+def _linear_measure(name: str) -> tuple[str, str]:
+    """Return the metric of a set, and what tables call it."""
+    from mmcl_lightning.datamodules.transfer_sets import TRANSFER_SETS  # needs torch, which --help does not
+    from mmcl_lightning.modules.measures import MEASURES
+
+    metric = TRANSFER_SETS[name].metric
+    return f"logistic/{metric}", MEASURES[metric]
+
+
 def linear_table(
     records: Mapping[str, Record], names: Sequence[str], weights: str, failures: Sequence[str] = ()
 ) -> str:
@@ -158,7 +167,7 @@ def linear_table(
         weights: The weights in words.
         failures: Why others have not finished.
     """
-    rows = [[name, MEASURES[TRANSFER_SETS[name].metric], *"----"] for name in names if name not in records]
+    rows = [[name, _linear_measure(name)[1], *"----"] for name in names if name not in records]
     rows = [[name, *_cells(name, record)] for name, record in records.items()] + rows
     head = ["set", "metric", "test, %", "C", "validation, %", "images"]
     lines = [
@@ -169,7 +178,7 @@ def linear_table(
         "accuracy but for voc2007.", "",
     ]  # fmt: skip
     for name, record in records.items():
-        protocol = record.protocols.get(f"logistic/{TRANSFER_SETS[name].metric}", "unknown")
+        protocol = record.protocols.get(_linear_measure(name)[0], "unknown")
         lines.append(f"* {name}: {markdown(protocol)}; {markdown(record.data.get('prepared', ''))}")
     if failures:
         lines += ["", "Missing:", "", *(f"* {markdown(failure)}" for failure in failures)]
@@ -177,10 +186,12 @@ def linear_table(
 
 
 def _cells(name: str, record: Record) -> list[str]:
-    of_set = TRANSFER_SETS[name]
+    from mmcl_lightning.datamodules.transfer_sets import TRANSFER_SETS
+
+    of_set, (metric, title) = TRANSFER_SETS[name], _linear_measure(name)
 
     def value(metric: str, form: str, factor: float = 1) -> str:
-        found = record.metrics.get(f"logistic/{metric}")
+        found = record.metrics.get(metric)
         return "-" if found is None else f"{factor * found.last:{form}}"
 
     shown = record.data.get("fingerprint") or {}
@@ -188,8 +199,8 @@ def _cells(name: str, record: Record) -> list[str]:
     train, validation, test = of_set.sizes
     mark = "" if counts == [train + (validation or 0), test] else " *"
     return [
-        MEASURES[of_set.metric], value(of_set.metric, ".2f", 100), value("chosen_C", ".3g"),
-        value("validation", ".2f", 100), f"{counts[0]:,} + {counts[1]:,}{mark}",
+        title, value(metric, ".2f", 100), value("logistic/chosen_C", ".3g"),
+        value("logistic/validation", ".2f", 100), f"{counts[0]:,} + {counts[1]:,}{mark}",
     ]  # fmt: skip
 
 
@@ -240,9 +251,8 @@ def _is_the_papers(record: Record) -> bool:
 
 TASKS = {
     "linear": Task(
-        "transfer_linear.yaml", "fit", tuple(TRANSFER_SETS),
-        lambda name: (f"logistic/{TRANSFER_SETS[name].metric}", MEASURES[TRANSFER_SETS[name].metric]),
-        linear_table, "logistic regression on frozen features",
+        "transfer_linear.yaml", "fit", LINEAR_SETS, _linear_measure, linear_table,
+        "logistic regression on frozen features",
     ),
     "few_shot": Task(
         "few_shot.yaml", "test", FEW_SHOT_SETS, lambda name: ("few_shot/accuracy", "accuracy"),

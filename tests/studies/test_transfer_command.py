@@ -12,7 +12,10 @@ from records import record
 from runs import generators
 
 from mmcl_lightning.cli import main
+from mmcl_lightning.datamodules import FewShotDataModule
+from mmcl_lightning.datamodules.transfer_names import FEW_SHOT_SETS, LINEAR_SETS
 from mmcl_lightning.datamodules.transfer_sets import TRANSFER_SETS
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.ledger import Metric, Record
 from mmcl_lightning.studies.report import write_report
 from mmcl_lightning.studies.study import Run
@@ -212,3 +215,11 @@ def test_few_shot_is_run_by_test_and_stands_beside_the_papers_values_where_it_co
     assert "* chestx: no such folder" in table
     with pytest.raises(SystemExit):
         main(["transfer", "few_shot", "--checkpoint", "weights.ckpt", "--sets", "dtd"])
+
+
+def test_the_names_on_the_command_line_are_those_of_the_data_modules() -> None:
+    assert set(LINEAR_SETS) == set(TRANSFER_SETS)
+    for name in FEW_SHOT_SETS:
+        FewShotDataModule(name)
+    with pytest.raises(ConfigError, match="dataset must be one of folder, " + ", ".join(FEW_SHOT_SETS)):
+        FewShotDataModule("nothing")
