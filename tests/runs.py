@@ -49,6 +49,7 @@ DATA_MODULES = {
     "CIFAR100DataModule": "test_official_files.py",
     "FewShotDataModule": "test_few_shot_sets.py",
     "ImageFolderDataModule": "test_image_folder.py",
+    "NormalsDataModule": "test_normals_set.py",
     "STL10DataModule": "test_official_files.py",
     "ShapesDataModule": "test_shapes.py",
     "TUDataModule": "test_tu.py",

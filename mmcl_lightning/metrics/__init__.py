@@ -1,6 +1,7 @@
 """Measures of a representation, as pure functions of features: accuracies and signs of collapse."""
 
 from mmcl_lightning.metrics.angles import AngularErrors, angular_error, mean_normal
+from mmcl_lightning.metrics.codebook import fit_codebook, nearest_code
 from mmcl_lightning.metrics.detection_ap import DetectionAP, voc_detection_ap
 from mmcl_lightning.metrics.few_shot import (
     FewShotProtocol,
@@ -38,6 +39,7 @@ __all__ = [
     "effective_k",
     "feature_std",
     "few_shot_accuracy",
+    "fit_codebook",
     "fit_logistic",
     "gather_in_order",
     "knn_accuracy",
@@ -45,6 +47,7 @@ __all__ = [
     "knn_scores",
     "logistic_path",
     "mean_normal",
+    "nearest_code",
     "nearest_prototype",
     "rankme",
     "recall_at_k",

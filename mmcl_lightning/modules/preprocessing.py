@@ -45,9 +45,10 @@ def take_over(module: Any, keep_data: bool = False) -> None:
         module.preprocessing = None
         return
     if found is None:
+        size = "--data.image_size, " * hasattr(datamodule, "image_size")
         rank_zero_info(
             "the weights do not say how their images were made, and need them made the same way. Here they "
-            f"are of {datamodule.preprocessing()}: --data.image_size, --data.mean and --data.std change that"
+            f"are of {datamodule.preprocessing()}: {size}--data.mean and --data.std change that"
         )
     elif not keep_data or module.own_preprocessing:
         datamodule.take_over(found, strict=not keep_data)

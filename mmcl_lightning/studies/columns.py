@@ -11,7 +11,15 @@ from mmcl_lightning.ledger import Metric, Record
 __all__ = ["METRICS", "Column", "columns_of", "late_metrics", "metric_title"]
 
 #: Metrics that a report shows by itself, in this order; other ``.../top1`` come after them.
-METRICS = ("knn/top1", "probe/top1", "logistic/top1", "linear/top1", "finetune/top1", "few_shot/accuracy")
+METRICS = (
+    "knn/top1",
+    "probe/top1",
+    "logistic/top1",
+    "linear/top1",
+    "finetune/top1",
+    "few_shot/accuracy",
+    "normals/median_degrees",
+)
 _TITLES = {
     "knn": "k-NN",
     "probe": "online probe",
@@ -20,6 +28,7 @@ _TITLES = {
     "finetune": "fine-tuned",
     "cv": "cross-validated",
     "few_shot": "few-shot",
+    "normals": "surface normals,",
 }
 #: What the text of a protocol says of one run: which weights it judged, and what its fit came to.
 _OF_A_RUN = re.compile(
