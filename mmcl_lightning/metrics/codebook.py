@@ -43,9 +43,8 @@ def fit_codebook(normals: Tensor, codes: int = 40, seed: int = 0) -> Tensor:
             break
         sums = torch.zeros_like(centres).index_add_(0, nearest, points)
         lengths = sums.norm(dim=1, keepdim=True)
-        centres = torch.where(
-            lengths > 1e-9, sums / lengths.clamp_min(1e-9), centres
-        )  # one without any stays
+        # A code that nothing is near to stays where it is.
+        centres = torch.where(lengths > 1e-9, sums / lengths.clamp_min(1e-9), centres)
         before = nearest
     return centres.float()
 
