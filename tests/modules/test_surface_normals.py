@@ -290,3 +290,25 @@ def test_another_module_on_it_sees_images_alone(data: NormalsDataModule, tmp_pat
     image, target, position = next(iter(data.predict_dataloader()))
     assert (image.shape, target.tolist(), position.tolist()) == ((1, 3, 32, 48), [-1], [0])
     assert data.rows([0])["path"] == ["image/test/00001.jpg"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_two_processes_count_each_pixel_once(data: NormalsDataModule, tmp_path: Path) -> None:
+    module = fitted(tmp_path / "fit", data, max_epochs=1)
+
+    def tested(name: str, **options: Any) -> dict[str, float]:
+
+        class Keep(Callback):
+            def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+                if trainer.is_global_zero:
+                    values = {key: float(value) for key, value in trainer.callback_metrics.items()}
+                    counted = int(pl_module._errors.counts.sum())
+                    (tmp_path / name).write_text(json.dumps([values, counted]))
+
+        run = trainer(tmp_path, Keep(), **options)
+        run.test(module, datamodule=dataset(tmp_path), verbose=False)
+        return json.loads((tmp_path / name).read_text())
+
+    (one, all_pixels), (two, own_pixels) = tested("one"), tested("two", devices=2, strategy="ddp_fork")
+    assert two == pytest.approx(one, rel=1e-6)
+    assert (all_pixels, own_pixels) == (3 * 29 * 40, 2 * 29 * 40)  # of three images and one filling
