@@ -111,7 +111,11 @@ def metric_title(metric: str) -> str:
     """Return what tables and plots call a logged metric."""
     place, _, name = metric.partition("/")
     name, _, protocol = (
-        name.replace("svc_", "SVC ").replace("top1", "top-1").replace("top5", "top-5").partition("/")
+        name.replace("svc_", "SVC ")
+        .replace("top1", "top-1")
+        .replace("top5", "top-5")
+        .replace("_degrees", " in degrees")
+        .partition("/")
     )
     return f"{_TITLES.get(place, place)} {name}" + (f" ({protocol})" if protocol else "")
 

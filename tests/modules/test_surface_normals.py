@@ -278,6 +278,7 @@ def test_the_command_line_and_its_report(
     text = (tmp_path / "r.md").read_text()
     assert "## Surface normals kitchen, 4 training images, batch 2" in text
     assert "| surface normals of a random start | 1 |" in text
+    assert "| surface normals, median in degrees |" in text
     with pytest.raises(SystemExit):
         main(["fit", *options, "--model.checkpoint=random", "--data.batch_size=1"])
     complaint = capsys.readouterr().err
