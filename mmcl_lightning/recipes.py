@@ -53,7 +53,13 @@ def find_recipe(name: str) -> str:
     raise ConfigError(
         f"no configuration {name!r}, neither as a file (looked in {Path.cwd()}) nor as a recipe"
         + (f"; did you mean {near[0]}?" if near else ".")
-        + (f" Studies: {', '.join(studies)}" if "/" in name else f" Recipes: {', '.join(known)}")
+        + (
+            f" Studies: {', '.join(studies)}"
+            if "/" in name
+            else ""
+            if near
+            else f" Recipes: {', '.join(known)}"
+        )
     )
 
 

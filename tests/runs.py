@@ -9,9 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -51,6 +53,7 @@ DATA_MODULES = {
     "CIFAR100DataModule": "test_official_files.py",
     "FewShotDataModule": "test_few_shot_sets.py",
     "ImageFolderDataModule": "test_image_folder.py",
+    "NormalsDataModule": "test_normals_set.py",
     "STL10DataModule": "test_official_files.py",
     "ShapesDataModule": "test_shapes.py",
     "TUDataModule": "test_tu.py",
@@ -157,6 +160,27 @@ def tu(root: Path, **changes: Any) -> TUDataModule:
 
 #: Options of a module that is as small as a real one can be.
 TINY: dict[str, Any] = {"backbone": "conv4", "projection_head": "cifar", "hidden_dim": 16, "output_dim": 8}
+
+
+def write_normals(root: Path, train: int = 4, test: int = 3, size: tuple[int, int] = (40, 30)) -> None:
+    """Write ``{image,normal}/{train,test}/00001``: the left half looks to the right, the other half up.
+
+    The left half of an image is red and the other blue; the first row of the normals is not valid.
+    """
+    width, height = size
+    for split, count in (("train", train), ("test", test)):
+        for index in range(1, count + 1):
+            colours = np.zeros((2, height, width, 3), dtype=np.uint8)
+            colours[0, :, : width // 2], colours[0, :, width // 2 :] = (
+                (200, 9 * index, 0),
+                (0, 9 * index, 200),
+            )
+            colours[1, :, : width // 2], colours[1, :, width // 2 :] = (255, 128, 128), (128, 255, 128)
+            colours[1, 0] = 128
+            for kind, suffix, pixels in zip(("image", "normal"), ("jpg", "png"), colours, strict=True):
+                path = root / kind / split / f"{index:05d}.{suffix}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(path)
 
 
 def mmcl(seed: int = 0, **changes: Any) -> MMCL:

@@ -20,9 +20,8 @@ PUBLIC = {
     "Throughput",
     "cli": "main",
     "datamodules": "CIFAR100DataModule CIFAR10DataModule FewShotDataModule ImageDataModule "
-    "ImageFolderDataModule SSLDataModule STL10DataModule ShapesDataModule Splits TUDataModule "
-    "TransferDataModule "
-    "UCF101DataModule",
+    "ImageFolderDataModule NormalsDataModule SSLDataModule STL10DataModule ShapesDataModule Splits "
+    "TUDataModule TransferDataModule UCF101DataModule",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "features": "FeaturePass collect_features encode evaluating feature_pass pictures_of",
@@ -33,16 +32,20 @@ PUBLIC = {
     "WeightedContrastiveLoss Weights",
     "metrics": "AngularErrors DetectionAP EffectiveRank FeatureShard FewShotProtocol FewShotResult "
     "KNNProtocol KNN_PROTOCOLS LogisticModel alignment angular_error average_precision_11point draw_episode "
-    "effective_k feature_std few_shot_accuracy fit_each_class fit_logistic gather_in_order knn_accuracy "
-    "knn_predict knn_scores logistic_path mean_normal nearest_prototype rankme recall_at_k "
+    "effective_k feature_std few_shot_accuracy fit_codebook fit_each_class fit_logistic gather_in_order "
+    "knn_accuracy knn_predict knn_scores logistic_path mean_normal nearest_code nearest_prototype rankme "
+    "recall_at_k "
     "sharded_knn_accuracy uniformity voc_detection_ap",
-    "models": "Conv4 GIN GraphEncoder ProjectionHead PyramidPooling build_backbone explained feature_dim",
+    "models": "Conv4 GIN GraphEncoder ProjectionHead PyramidPooling build_backbone dilate explained "
+    "feature_dim feature_map",
     "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol "
     "FewShotEvaluation FineTune LOGISTIC_PROTOCOLS LinearEvaluation LogisticEvaluation "
-    "LogisticProtocol MMCL MoCo PretrainedBackbone PretrainingModule SimCLR export_backbone",
+    "LogisticProtocol MMCL MoCo PretrainedBackbone PretrainingModule SimCLR "
+    "SurfaceNormals export_backbone",
     "negatives": "HeldOutImages Selection SupportVectors choose_images find_support_vectors mmcl_criterion",
     "neighbours": "near_duplicates nearest_neighbours",
-    "optim": "LARS WarmupConstant WarmupCosine WarmupLinear WarmupSteps parameter_groups scale_learning_rate",
+    "optim": "LARS WarmupConstant WarmupCosine WarmupLinear WarmupPolynomial WarmupSteps parameter_groups "
+    "scale_learning_rate",
     "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout Retrieval "
     "SVCCrossValidation SupportVectorGrid",
     "recipes": "find_recipe layers read_recipe read_yaml recipe_folder recipe_names",
@@ -51,8 +54,8 @@ PUBLIC = {
     "max_margin_dual",
     "svm.solvers": "Exact Inverse ProjectedGradient Solver",
     "transforms": "CIFAR_MEAN CIFAR_STD CentralCrop DropEdges DropNodes EvalTransform GaussianBlur "
-    "GraphTransform GraphViews ImageTransform MaskFeatures MultiView OneOf SimCLRTransform "
-    "StretchedCrop Subgraph WholeGraph",
+    "GraphTransform GraphViews ImageTransform MaskFeatures MultiView OneOf ShortSide "
+    "SimCLRTransform StretchedCrop Subgraph WholeGraph",
     "views": "all_tensors concatenate cut is_view item_count map_tensors mean_over_views shape_of split",
 }
 #: Whose arguments are said elsewhere, or are those of a base class.

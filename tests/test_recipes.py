@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import write_tu
+from runs import write_normals, write_tu
 
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError
@@ -45,6 +45,17 @@ SMALL_EVALUATION = [
     "--data.train_transform=null",  # 224 pixels where the recipe has its own
     "--data.eval_transform=null",
 ]
+#: The same for surface normals, which are read from a miniature.
+SMALL_NORMALS = [
+    *[option for option in SMALL_EVALUATION if "--data" not in option and "backbone" not in option],
+    "--model.backbone=resnet18",
+    "--model.codes=2",
+    "--model.hidden=4",
+    "--data.root=data",
+    "--data.short_sides=[32]",
+    "--data.eval_short_side=32",
+    "--data.num_workers=0",
+]
 #: Those that take no step.
 FITTED = ("few_shot.yaml", "folder_logistic.yaml", "transfer_linear.yaml")
 
@@ -61,10 +72,15 @@ def test_recipe_trains_and_resumes(name: str, folder: Path, capsys: pytest.Captu
     # A recipe saves every so many epochs; this one more checkpoint is there after any.
     saver = {"dirpath": "saved", "filename": "{step}", "every_n_train_steps": 2, "save_top_k": -1}
     evaluates = name.endswith(("_linear.yaml", "_finetune.yaml"))
+    small = SMALL_EVALUATION if evaluates else [*SMALL, *NO_STEM]
     if name in GRAPHS:
         write_tu(folder / "data", graphs=16)
+        small = SMALL_GRAPHS
+    if name == "normals_nyuv2.yaml":
+        write_normals(folder / "data")
+        small = SMALL_NORMALS
     options = [
-        *(SMALL_GRAPHS if name in GRAPHS else SMALL_EVALUATION if evaluates else [*SMALL, *NO_STEM]),
+        *small,
         "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
         *[f"--trainer.callbacks.{option}={value}" for option, value in saver.items()],
     ]

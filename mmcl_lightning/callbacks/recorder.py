@@ -13,7 +13,7 @@ from mmcl_lightning.ledger import Metric
 __all__ = ["Recorder", "smaller_is_better"]
 
 #: Parts of the names of metrics that should be small.
-_SMALLER = ("loss", "residual", "gap", "seconds", "alignment", "uniformity", "half_width")
+_SMALLER = ("loss", "residual", "gap", "seconds", "alignment", "uniformity", "half_width", "degrees")
 
 
 class Recorder(Logger):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mmcl_lightning.datamodules.few_shot import FewShotDataModule
     from mmcl_lightning.datamodules.image_folder import ImageFolderDataModule
     from mmcl_lightning.datamodules.images import ImageDataModule
+    from mmcl_lightning.datamodules.normals import NormalsDataModule
     from mmcl_lightning.datamodules.shapes import ShapesDataModule
     from mmcl_lightning.datamodules.splits import Splits
     from mmcl_lightning.datamodules.stl10 import STL10DataModule
@@ -24,6 +25,7 @@ __all__ = [
     "FewShotDataModule",
     "ImageDataModule",
     "ImageFolderDataModule",
+    "NormalsDataModule",
     "SSLDataModule",
     "STL10DataModule",
     "ShapesDataModule",
@@ -40,6 +42,7 @@ _HOMES = {
     "FewShotDataModule": "few_shot",
     "ImageDataModule": "images",
     "ImageFolderDataModule": "image_folder",
+    "NormalsDataModule": "normals",
     "SSLDataModule": "base",
     "STL10DataModule": "stl10",
     "ShapesDataModule": "shapes",

@@ -22,9 +22,9 @@ from mmcl_lightning.datamodules.transfer_sets import TRANSFER_SETS, Parts, Trans
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms import CIFAR_MEAN, CIFAR_STD, EvalTransform, ImageTransform, SimCLRTransform
 
-__all__ = ["TransferDataModule"]
+__all__ = ["NORMALIZE", "TransferDataModule"]
 
-_NORMALIZE: dict[str, tuple[Any, Any]] = {
+NORMALIZE: dict[str, tuple[Any, Any]] = {
     "none": (None, None),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "cifar": (CIFAR_MEAN, CIFAR_STD),
@@ -81,7 +81,7 @@ class TransferDataModule(ImageDataModule):
         check_whole(1, image_size=image_size)
         check_choice("part", part, ("search", "final"))
         if normalize is not None:
-            check_choice("normalize", normalize, _NORMALIZE)
+            check_choice("normalize", normalize, NORMALIZE)
         if self.validation_subset is not None:
             raise ConfigError("validation_subset is not for the transfer sets: --data.part search is")
         if self.train_subset is not None and TRANSFER_SETS[dataset].multi_label:
@@ -211,7 +211,7 @@ class TransferDataModule(ImageDataModule):
     def _statistics(self) -> tuple[Any, Any]:
         """Return mean and std as ``normalize`` says them, or as they came with weights."""
         if self.normalize is not None:
-            return _NORMALIZE[self.normalize]
+            return NORMALIZE[self.normalize]
         if self._taken is None or self._taken.statistics is None:
             raise ConfigError(
                 "nobody says how images are to be normalised, and a wrong way shows nowhere: set "

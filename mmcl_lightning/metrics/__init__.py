@@ -2,6 +2,7 @@
 
 from mmcl_lightning.metrics.angles import AngularErrors, angular_error, mean_normal
 from mmcl_lightning.metrics.average_precision import average_precision_11point
+from mmcl_lightning.metrics.codebook import fit_codebook, nearest_code
 from mmcl_lightning.metrics.detection_ap import DetectionAP, voc_detection_ap
 from mmcl_lightning.metrics.few_shot import (
     FewShotProtocol,
@@ -40,6 +41,7 @@ __all__ = [
     "effective_k",
     "feature_std",
     "few_shot_accuracy",
+    "fit_codebook",
     "fit_each_class",
     "fit_logistic",
     "gather_in_order",
@@ -48,6 +50,7 @@ __all__ = [
     "knn_scores",
     "logistic_path",
     "mean_normal",
+    "nearest_code",
     "nearest_prototype",
     "rankme",
     "recall_at_k",

@@ -1,6 +1,7 @@
 """Backbones (image or graph -> representation ``h``), and heads on ``h`` or on its places."""
 
 from mmcl_lightning.models.backbones import Conv4, build_backbone, feature_dim
+from mmcl_lightning.models.dense import dilate, feature_map
 from mmcl_lightning.models.graphs import GIN, GraphEncoder
 from mmcl_lightning.models.heads import ProjectionHead
 from mmcl_lightning.models.ppm import PyramidPooling
@@ -13,6 +14,8 @@ __all__ = [
     "ProjectionHead",
     "PyramidPooling",
     "build_backbone",
+    "dilate",
     "explained",
     "feature_dim",
+    "feature_map",
 ]

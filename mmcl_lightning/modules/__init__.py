@@ -8,6 +8,7 @@ from mmcl_lightning.modules.few_shot import FewShotEvaluation
 from mmcl_lightning.modules.logistic import LogisticEvaluation
 from mmcl_lightning.modules.mmcl import MMCL
 from mmcl_lightning.modules.moco import MoCo
+from mmcl_lightning.modules.normals import SurfaceNormals
 from mmcl_lightning.modules.pretrained import PretrainedBackbone
 from mmcl_lightning.modules.pretraining import PretrainingModule
 from mmcl_lightning.modules.protocols import (
@@ -34,5 +35,6 @@ __all__ = [
     "PretrainedBackbone",
     "PretrainingModule",
     "SimCLR",
+    "SurfaceNormals",
     "export_backbone",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -303,19 +302,6 @@ class ClassifierModule(ResumableModule):
             if isinstance(logger, TensorBoardLogger) and self.trainer.is_global_zero:
                 logger.experiment.add_text(f"{self.tag}/protocol", self.described, self.global_step)
 
-    def _validate_the_last_epoch(self) -> None:
-        """Let what is validated include the last epoch, or step, whose accuracy is the result."""
-        trainer = self.trainer
-        epochs, every, steps = trainer.max_epochs or 0, trainer.check_val_every_n_epoch, trainer.max_steps
-        if every is not None and epochs > 0:
-            trainer.check_val_every_n_epoch = _divisor(epochs, every)
-        elif every is None and steps > 0 and trainer.enable_validation:  # batches, over all epochs
-            batches = steps * trainer.accumulate_grad_batches
-            asked = int(min(trainer.val_check_batch or math.inf, batches))
-            divisor = _divisor(batches, asked)
-            # Of a prime number of steps there is none but 1: then the last step alone.
-            trainer.val_check_batch = divisor if 4 * divisor >= asked else batches
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the curve."""
         super().on_save_checkpoint(checkpoint)
@@ -376,8 +362,3 @@ class ClassifierModule(ResumableModule):
             nn.init.zeros_(self.classifier.bias)
         if self.protocol.batch_norm:
             self.feature_norm = nn.BatchNorm1d(feature_dim(self.backbone), device=self.device)
-
-
-def _divisor(length: int, most: int) -> int:
-    """Largest divisor of ``length`` up to ``most``."""
-    return next(n for n in range(min(most, length), 0, -1) if length % n == 0)

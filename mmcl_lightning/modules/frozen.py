@@ -5,35 +5,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
 
 from mmcl_lightning._lightning import callbacks_of
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.modules.classifier import ClassifierModule
+from mmcl_lightning.modules.resumable import ResumableModule
 from mmcl_lightning.modules.weights import digests
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["FrozenClassifier", "check_unchanged"]
+__all__ = ["FrozenBackbone", "FrozenClassifier", "check_unchanged"]
 
 
-class FrozenClassifier(ClassifierModule):
-    """A classifier on a backbone that stays what it is, bit for bit, batch norm included, or the run fails.
+class FrozenBackbone(ResumableModule):
+    """A module with a backbone that stays what it is, bit for bit, batch norm included, or the run fails.
 
-    Args:
-        *args: As of :class:`ClassifierModule`.
-        **kwargs: As there.
+    Its constructor calls :meth:`freeze_backbone` once the backbone is there.
 
     Raises:
-        ConfigError: Before a fit, if a callback cannot work on such a module.
         NumericalError: At the end of a fit, if the backbone is not what it was.
     """
 
-    refused: ClassVar[dict[type, str]] = {}  # callbacks that cannot work on it, and why
+    backbone: nn.Module
     bn_train = False
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def freeze_backbone(self) -> None:
+        """Let no gradient reach the backbone."""
         self.backbone.requires_grad_(False)
         self._frozen: dict[str, str] = {}  # what the backbone was at the start of the first fit
 
@@ -47,15 +46,6 @@ class FrozenClassifier(ClassifierModule):
     def mode(self) -> str:
         """Say in words what happens to the backbone."""
         return "frozen weights, batch norm in training mode" if self.bn_train else "frozen backbone"
-
-    def setup(self, stage: str) -> None:
-        """Refuse callbacks that cannot work on it, and make the classifier."""
-        for callback in callbacks_of(self) if stage == "fit" else []:
-            for kind, why in self.refused.items():
-                if isinstance(callback, kind):
-                    name = type(callback).__name__
-                    raise ConfigError(f"{name} {why}: leave it out of trainer.callbacks")
-        super().setup(stage)
 
     def remember_frozen(self) -> None:
         """Remember what the backbone is, at the start of a fit."""
@@ -87,6 +77,33 @@ class FrozenClassifier(ClassifierModule):
         check_unchanged(self._frozen, self._digests())
 
 
+class FrozenClassifier(FrozenBackbone, ClassifierModule):
+    """A classifier on a frozen backbone.
+
+    Args:
+        *args: As of :class:`ClassifierModule`.
+        **kwargs: As there.
+
+    Raises:
+        ConfigError: Before a fit, if a callback cannot work on such a module.
+    """
+
+    refused: ClassVar[dict[type, str]] = {}  # callbacks that cannot work on it, and why
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.freeze_backbone()
+
+    def setup(self, stage: str) -> None:
+        """Refuse callbacks that cannot work on it, and make the classifier."""
+        for callback in callbacks_of(self) if stage == "fit" else []:
+            for kind, why in self.refused.items():
+                if isinstance(callback, kind):
+                    name = type(callback).__name__
+                    raise ConfigError(f"{name} {why}: leave it out of trainer.callbacks")
+        super().setup(stage)
+
+
 def check_unchanged(before: dict[str, str], now: dict[str, str]) -> None:
     """Compare what a frozen backbone was with what it is.
 
@@ -101,6 +118,6 @@ def check_unchanged(before: dict[str, str], now: dict[str, str]) -> None:
     if changed:
         raise NumericalError(
             f"the frozen backbone has changed: {len(changed)} of {len(now)} tensors, the first being "
-            f"{changed[0]}. The accuracy is not that of its features: find the callback, optimizer or "
+            f"{changed[0]}. The result is not that of its features: find the callback, optimizer or "
             "hook that writes to the backbone"
         )

@@ -161,6 +161,19 @@ class ResumableModule(PlainlyLoaded, LightningModule):
             checkpoint[part] = {own.get(_uncompiled(key), key): value for key, value in weights}
             _compare_types(checkpoint[part], self.state_dict())
 
+    def _validate_the_last_epoch(self) -> None:
+        """Let what is validated include the last epoch, or step, whose accuracy is the result."""
+        trainer = self.trainer
+        epochs, every, steps = trainer.max_epochs or 0, trainer.check_val_every_n_epoch, trainer.max_steps
+        if every is not None and epochs > 0:
+            trainer.check_val_every_n_epoch = _divisor(epochs, every)
+        elif every is None and steps > 0 and trainer.enable_validation:  # batches, over all epochs
+            batches = steps * trainer.accumulate_grad_batches
+            asked = int(min(trainer.val_check_batch or math.inf, batches))
+            divisor = _divisor(batches, asked)
+            # Of a prime number of steps there is none but 1: then the last step alone.
+            trainer.val_check_batch = divisor if 4 * divisor >= asked else batches
+
     def planned_steps(self, schedule: str | None) -> float:
         """Return the optimizer steps of the run; infinity where nobody knows them, and nothing depends on it.
 
@@ -189,6 +202,11 @@ class ResumableModule(PlainlyLoaded, LightningModule):
         if size is None:
             return None
         return int(size) * self.trainer.world_size * self.trainer.accumulate_grad_batches
+
+
+def _divisor(length: int, most: int) -> int:
+    """Largest divisor of ``length`` up to ``most``."""
+    return next(n for n in range(min(most, length), 0, -1) if length % n == 0)
 
 
 def _compare_types(weights: dict[str, Any], own: dict[str, Any]) -> None:

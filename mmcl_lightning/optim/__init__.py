@@ -6,6 +6,7 @@ from mmcl_lightning.optim.schedules import (
     WarmupConstant,
     WarmupCosine,
     WarmupLinear,
+    WarmupPolynomial,
     WarmupSteps,
     scale_learning_rate,
 )
@@ -15,6 +16,7 @@ __all__ = [
     "WarmupConstant",
     "WarmupCosine",
     "WarmupLinear",
+    "WarmupPolynomial",
     "WarmupSteps",
     "parameter_groups",
     "scale_learning_rate",

@@ -12,10 +12,17 @@ from typing import Any, Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from mmcl_lightning._options import check_whole
+from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["WarmupConstant", "WarmupCosine", "WarmupLinear", "WarmupSteps", "scale_learning_rate"]
+__all__ = [
+    "WarmupConstant",
+    "WarmupCosine",
+    "WarmupLinear",
+    "WarmupPolynomial",
+    "WarmupSteps",
+    "scale_learning_rate",
+]
 
 _DROP = 0.1
 
@@ -152,6 +159,38 @@ class WarmupCosine(_WarmupDecay):
 
     def _left(self, progress: float) -> float:
         return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+class WarmupPolynomial(_WarmupDecay):
+    r"""Linear warm-up over w steps, then a power of the share that is left, down to 0 at step T.
+
+    Step s uses :math:`lr (s+1)/(w+1)` for s <= w, then :math:`lr ((T-s)/(T-w))^p`, and 0 from T on.
+
+    Args:
+        optimizer: As of :class:`WarmupCosine`.
+        warmup_steps: As there.
+        total_steps: As there.
+        power: p, > 0; 0.9 is usual where every pixel is classified.
+        last_epoch: As there.
+
+    Raises:
+        ConfigError: If a length is not a whole number in its range, or the power not positive.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        warmup_steps: int,
+        total_steps: int,
+        power: float = 0.9,
+        last_epoch: int = -1,
+    ) -> None:
+        check_number("power", power, "> 0")
+        self.power = float(power)
+        super().__init__(optimizer, warmup_steps, total_steps, last_epoch)
+
+    def _left(self, progress: float) -> float:
+        return math.pow(1.0 - progress, self.power)
 
 
 def scale_learning_rate(

@@ -13,7 +13,7 @@ __all__ = ["BESIDE_TOP1", "METRICS", "Column", "columns_of", "late_metrics", "me
 #: Metrics that a report shows by itself, in this order; other ``.../top1`` come after them.
 METRICS = (
     "knn/top1", "retrieval/R1", "cv/svc_accuracy", "probe/top1", "logistic/top1", "linear/top1",
-    "finetune/top1", "few_shot/accuracy",
+    "finetune/top1", "few_shot/accuracy", "normals/median_degrees",
 )  # fmt: skip
 #: What data sets are judged by that are not by the top-1, and what tables call it.
 BESIDE_TOP1 = {"mean_per_class": "mean per class", "map_11point": "11-point mAP"}
@@ -26,6 +26,7 @@ _TITLES = {
     "finetune": "fine-tuned",
     "cv": "cross-validated",
     "few_shot": "few-shot",
+    "normals": "surface normals,",
 }
 #: What the text of a protocol says of one run: which weights it judged, and what its fit came to.
 _OF_A_RUN = re.compile(
@@ -108,7 +109,11 @@ def metric_title(metric: str) -> str:
     """Return what tables and plots call a logged metric."""
     place, _, name = metric.partition("/")
     name, _, protocol = (
-        name.replace("svc_", "SVC ").replace("top1", "top-1").replace("top5", "top-5").partition("/")
+        name.replace("svc_", "SVC ")
+        .replace("top1", "top-1")
+        .replace("top5", "top-5")
+        .replace("_degrees", " in degrees")
+        .partition("/")
     )
     name = BESIDE_TOP1.get(name, name)
     return f"{_TITLES.get(place, place)} {name}" + (f" ({protocol})" if protocol else "")

@@ -82,6 +82,7 @@ def _data_name(record: Record) -> str:
         "ImageFolder": "Image folder",
         "Shapes": "Rendered shapes (synthetic)",
         "FewShot": "Few-shot",
+        "Normals": "Surface normals",
     }.get(name, name)
     folder = record.data.get("folder")
     return f"{name} {folder}" if folder else name

@@ -16,6 +16,7 @@ _EVALUATIONS = {
     "FineTune": "fine-tuning",
     "LogisticEvaluation": "logistic regression",
     "FewShotEvaluation": "few-shot classification",
+    "SurfaceNormals": "surface normals",
 }
 _LONGEST = 32  # characters of a value
 #: Last parts of names of options that say what a part is, as those before them say which part.

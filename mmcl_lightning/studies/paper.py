@@ -9,7 +9,7 @@ import yaml
 
 from mmcl_lightning.ledger import Record
 
-__all__ = ["paper_value"]
+__all__ = ["few_shot_value", "paper_value"]
 
 _LINEAR_EPOCHS, _KNN_EPOCHS = 400, 200
 _GRAPH_EPOCHS, _GRAPH_BATCH = 20, 128
@@ -40,7 +40,7 @@ def paper_value(record: Record, metric: str, protocol: str = "") -> float | None
     backbone = str(model.get("backbone"))
     if subset or not (backbone == "resnet50" or backbone.startswith("gin:")):
         return None
-    tables = yaml.safe_load(resources.files(__package__).joinpath("paper.yaml").read_text())
+    tables = _tables()
     loss, _, solver = method.partition(", ")
     batch, value = data.get("batch_size"), None
     if backbone != "resnet50":
@@ -68,3 +68,18 @@ def _kernel(loss: dict[str, Any] | None, model: dict[str, Any]) -> str:
     criterion = (loss or model.get("criterion") or {}).get("init_args") or model
     kernel = criterion.get("kernel") or {}
     return str(kernel.get("class_path", "RBF")).rpartition(".")[2]
+
+
+def few_shot_value(method: str, name: str) -> tuple[float, float] | None:
+    """Return what the paper prints for a set of its few-shot tables, in percent: accuracy and half-width.
+
+    Args:
+        method: ``"MMCL"`` or ``"supervised"``.
+        name: The data set.
+    """
+    found = _tables()["few_shot"][method].get(name)
+    return None if found is None else (found[0], found[1])
+
+
+def _tables() -> Any:
+    return yaml.safe_load(resources.files(__package__ or "").joinpath("paper.yaml").read_text())

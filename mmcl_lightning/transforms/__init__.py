@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmcl_lightning.transforms.base import ImageTransform, MultiView
 from mmcl_lightning.transforms.blur import GaussianBlur
-from mmcl_lightning.transforms.evaluation import CentralCrop, EvalTransform, StretchedCrop
+from mmcl_lightning.transforms.evaluation import CentralCrop, EvalTransform, ShortSide, StretchedCrop
 from mmcl_lightning.transforms.graphs import (
     DropEdges,
     DropNodes,
@@ -31,6 +31,7 @@ __all__ = [
     "MaskFeatures",
     "MultiView",
     "OneOf",
+    "ShortSide",
     "SimCLRTransform",
     "StretchedCrop",
     "Subgraph",

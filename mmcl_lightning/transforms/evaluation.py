@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mmcl_lightning._options import check_number
+from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning.transforms.base import (
     ImageTransform,
     Size,
@@ -24,7 +24,7 @@ from mmcl_lightning.transforms.images import (
 )
 from mmcl_lightning.transforms.simclr import CIFAR_MEAN, CIFAR_STD
 
-__all__ = ["CentralCrop", "EvalTransform", "StretchedCrop"]
+__all__ = ["CentralCrop", "EvalTransform", "ShortSide", "StretchedCrop"]
 
 _LONGEST = 8
 
@@ -178,6 +178,51 @@ class StretchedCrop(ImageTransform):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(size={self.size}, enlarge={self.enlarge})"
+
+
+class ShortSide(ImageTransform):
+    """Resize a whole image, bilinear, to a length of its short side: for a value at every place.
+
+    As the published code of surface normals does it (Ericsson et al., CVPR 2021): sides are rounded down, and
+    then up to a multiple, by which the aspect changes a little and no pixel is made up.
+
+    Args:
+        side: Length of the short side in pixels.
+        longest: Most pixels of the long side; the short one is then shorter.
+        multiple: Both sides become multiples of it.
+        mean: Per-channel mean in units of [0, 1], or None.
+        std: Per-channel standard deviation, or None. With both None, images stay in [0, 1].
+    """
+
+    def __init__(
+        self,
+        side: int = 450,
+        longest: int = 1000,
+        multiple: int = 8,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+    ) -> None:
+        check_whole(1, side=side, longest=longest, multiple=multiple)
+        self._statistics = check_statistics(mean, std)
+        self.side, self.longest, self.multiple = int(side), int(longest), int(multiple)
+        self.mean, self.std = as_floats(mean), as_floats(std)
+
+    def __call__(self, image: PixelImage) -> Tensor:
+        """Return a float32 tensor of shape ``(C, H, W)``, H and W multiples of ``multiple``."""
+        height, width = self.size_of(image)
+        return normalise(image_to_tensor(resize_image(image, height, width, bilinear=True)), self._statistics)
+
+    def size_of(self, image: PixelImage) -> tuple[int, int]:
+        """Return the height and width that an image gets."""
+        width, height = image_size(image)
+        scale = min(self.side / min(height, width), self.longest / max(height, width))
+        sizes = [
+            -(-max(1, int(length * scale)) // self.multiple) * self.multiple for length in (height, width)
+        ]
+        return sizes[0], sizes[1]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(side={self.side}, longest={self.longest}, multiple={self.multiple})"
 
 
 def _without_ends(image: PixelImage, height: int, width: int) -> PixelImage:

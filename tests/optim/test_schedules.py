@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.optim import WarmupConstant, WarmupCosine, scale_learning_rate
+from mmcl_lightning.optim import WarmupConstant, WarmupCosine, WarmupPolynomial, scale_learning_rate
 
 
 def _optimizer(*rates: float) -> torch.optim.SGD:
@@ -109,3 +109,12 @@ def test_wrong_scaling() -> None:
         scale_learning_rate(0.1, 256, "square")
     with pytest.raises(ConfigError, match="batch_size must be an integer >= 1, got 0"):
         scale_learning_rate(0.1, 0, "sqrt")
+
+
+def test_polynomial() -> None:
+    rates = _rates(WarmupPolynomial(_optimizer(0.02), warmup_steps=0, total_steps=4), 5)
+    assert rates == pytest.approx([0.02, 0.02 * 0.75**0.9, 0.02 * 0.5**0.9, 0.02 * 0.25**0.9, 0.0])
+    rates = _rates(WarmupPolynomial(_optimizer(1.0), warmup_steps=1, total_steps=3, power=2), 3)
+    assert rates == pytest.approx([0.5, 1.0, 0.25])
+    with pytest.raises(ConfigError, match="power must be a finite number > 0, got 0"):
+        WarmupPolynomial(_optimizer(1.0), 0, 4, power=0)

@@ -12,12 +12,15 @@ from records import record
 from runs import generators
 
 from mmcl_lightning.cli import main
+from mmcl_lightning.datamodules import FewShotDataModule
+from mmcl_lightning.datamodules.transfer_names import FEW_SHOT_SETS, LINEAR_SETS
 from mmcl_lightning.datamodules.transfer_sets import TRANSFER_SETS
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.ledger import Metric, Record
 from mmcl_lightning.studies.report import write_report
 from mmcl_lightning.studies.study import Run
 from mmcl_lightning.studies.sweep import Sweep
-from mmcl_lightning.studies.transfer import linear_table
+from mmcl_lightning.studies.transfer import few_shot_table, linear_table
 
 
 def judged(name: str, value: float = 0.5, **changes: Any) -> Any:
@@ -165,3 +168,58 @@ def test_the_record_of_a_run_has_what_the_table_needs(
     assert "* dtd: transfer: logistic regression on h, " in text
     assert "EvalTransform(resize=16, crop=16), in [0, 1]" in text
     assert found.data["folder"] == "dtd"
+
+
+def few(**changes: Any) -> Any:
+    options: dict[str, Any] = {
+        "metrics": {
+            "few_shot/accuracy": Metric([[0.0, 0, 9.0, 0.8844]]),
+            "few_shot/half_width": Metric([[0.0, 0, 9.0, 0.0041]]),
+        },
+        "protocols": {
+            "few_shot/accuracy": "5-way 20-shot, 15 queries a class, 600 episodes of seed 0, "
+            "images of 224 x 224 pixels"
+        },
+        "config": {"model": {"init_args": {"backbone": "resnet50"}}},
+    }
+    return record(**(options | changes))
+
+
+def test_few_shot_is_run_by_test_and_stands_beside_the_papers_values_where_it_compares(
+    calls: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Sweep._call
+
+    def call(self: Sweep, run: Run) -> int:
+        before(self, run)
+        few().write(self.folder / run.name / "run" / "version_0" / "ledger.json")
+        return 0
+
+    monkeypatch.setattr(Sweep, "_call", call)
+    monkeypatch.setattr("test_transfer_command.judged", lambda name: few())
+    given = ["transfer", "few_shot", "--checkpoint", "weights.ckpt", "--sets", "isic", "eurosat"]
+    main([*given, "--normalize", "imagenet", "--out", "few.md"])
+    assert [call[call.index("--data.dataset") + 1] for call in calls] == ["eurosat", "isic"]
+    assert calls[0][:3] == ("test", "--config", "few_shot.yaml")
+    assert "--data.mean [0.485, 0.456, 0.406]" in " ".join(calls[0])
+    text = Path("few.md").read_text()
+    assert "| eurosat | 88.44 ± 0.41 | 88.75 ± 0.40 | 88.36 ± 0.44 |" in text
+    assert "| isic | 88.44 ± 0.41 | 48.79 ± 0.53 | 48.79 ± 0.53 |" in text
+    calls.clear()
+    main([*given, "--normalize", "imagenet", "--out", "few.md"])
+    assert calls == []
+    other = few(config={"model": {"init_args": {"backbone": "conv4"}}})
+    table = few_shot_table({"eurosat": other}, ["eurosat", "chestx"], "w", ["chestx: no such folder"])
+    assert "| eurosat | 88.44 ± 0.41 |  |  |" in table
+    assert "| chestx | - |  |  |" in table
+    assert "* chestx: no such folder" in table
+    with pytest.raises(SystemExit):
+        main(["transfer", "few_shot", "--checkpoint", "weights.ckpt", "--sets", "dtd"])
+
+
+def test_the_names_on_the_command_line_are_those_of_the_data_modules() -> None:
+    assert set(LINEAR_SETS) == set(TRANSFER_SETS)
+    for name in FEW_SHOT_SETS:
+        FewShotDataModule(name)
+    with pytest.raises(ConfigError, match="dataset must be one of folder, " + ", ".join(FEW_SHOT_SETS)):
+        FewShotDataModule("nothing")

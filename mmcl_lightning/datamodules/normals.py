@@ -1,0 +1,255 @@
+"""Images with the surface normal of every pixel, such as those of NYUv2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from mmcl_lightning._options import check_whole
+from mmcl_lightning.datamodules.images import ImageDataModule
+from mmcl_lightning.datamodules.loading import EpochSampler, EvenSampler, ResumableDataLoader, mix_seed
+from mmcl_lightning.datamodules.normal_files import NormalSource, list_normals, unit_normals
+from mmcl_lightning.datamodules.preprocessing import Preprocessing
+from mmcl_lightning.datamodules.splits import Splits
+from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.transforms import ImageTransform, ShortSide
+from mmcl_lightning.transforms.base import check_statistics
+
+__all__ = ["NormalsDataModule"]
+
+_STRIDE = 8  # pixels from one label to the next, and what sides are padded to
+
+
+class NormalsDataModule(ImageDataModule):
+    """Images with a normal for every pixel: ``root/{image,normal}/{train,test}/NAME.{png,jpg}``.
+
+    A normal is a colour, ``2 * pixel / 255 - 1``, and is valid where that has a length of 0.9 to 1.1. Errors
+    in degrees do not depend on which of the three channels is which axis (NYUv2's usual files have z, y, x);
+    a codebook of somebody else's does.
+
+    Training images have a short side drawn for each batch; what is not of one size is padded by zeros. The
+    draw depends on (seed, epoch, first image of the batch) alone.
+
+    Batch:
+        To train ``(images, normals)``: float32 ``(B, 3, H, W)``, H and W multiples of 8, and float32 ``(B, 3,
+        H/8, W/8)``, unit vectors of the nearest pixels, 0 where there is none. To validate and test ``(1, 3,
+        H, W)`` of ``eval_short_side``, and normals of every pixel of the file.
+
+    Args:
+        root: The folder with ``image`` and ``normal``.
+        batch_size: Images per step and per device, at least 2.
+        short_sides: Lengths of the short side in pixels that are drawn from in training.
+        eval_short_side: The same of images that are judged.
+        longest: Most pixels of the long side.
+        mean: Mean of the pixels in [0, 1] by channel; None for that of the weights that are judged, or none.
+        std: Standard deviation, likewise.
+        num_workers: Worker processes per loader.
+        train_subset: Use this many training images, chosen by ``seed``; None for all.
+        test_subset: The same of the test images.
+        seed: Order, sizes and subsets are functions of it.
+
+    Raises:
+        ConfigError: If an option is out of its range.
+        DataError: From ``setup``, if a folder or a file is missing; while it runs, if one is damaged, or an
+            image and its normals differ in size.
+    """
+
+    set_by = "--data.mean and --data.std"
+
+    def __init__(
+        self,
+        root: str = "data/NYUv2",
+        batch_size: int = 2,
+        short_sides: Sequence[int] = (300, 375, 450, 525, 600),
+        eval_short_side: int = 450,
+        longest: int = 1000,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        num_workers: int = 2,
+        train_subset: int | None = None,
+        test_subset: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if batch_size == 1:
+            raise ConfigError(
+                "data.batch_size must be at least 2, got 1: the decoder averages over the image, and batch "
+                "norm has no deviation of a single value"
+            )
+        super().__init__(
+            batch_size=batch_size, eval_batch_size=1, num_workers=num_workers, train_subset=train_subset,
+            test_subset=test_subset, seed=seed, predict_split="test",
+        )  # fmt: skip
+        check_whole(_STRIDE, eval_short_side=eval_short_side, longest=longest)
+        if not short_sides:
+            raise ConfigError("data.short_sides must name one length in pixels or more, got none")
+        for side in short_sides:
+            check_whole(_STRIDE, short_sides=side)
+        check_statistics(mean, std)
+        self.root = root
+        self.short_sides = tuple(int(side) for side in short_sides)
+        self.eval_short_side, self.longest = int(eval_short_side), int(longest)
+        self.mean, self.std = mean, std
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder, by which reports tell data sets apart."""
+        return Path(self.root).expanduser().resolve().name
+
+    @property
+    def class_names(self) -> None:
+        """None: pixels have normals, and images no classes."""
+        return None
+
+    def load_splits(self) -> Splits:
+        """List the files of both splits."""
+        root = Path(self.root).expanduser().absolute()
+        return Splits(list_normals(root, "train"), list_normals(root, "test"), None, None)
+
+    def training_normals(self, limit: int = 100_000) -> Tensor:
+        """Return valid normals ``(N, 3)`` of pixels drawn evenly from all training images, by the seed.
+
+        Args:
+            limit: About how many are drawn.
+
+        Raises:
+            DataError: If no pixel has a valid normal.
+        """
+        source: Any = self._opened().pretrain
+        share, found = -(-limit // len(source)), []
+        for index in range(len(source)):
+            normals = unit_normals(np.asarray(source.pair(index)[1])).flatten(1).T
+            normals = normals[normals.any(dim=1)]
+            generator = torch.Generator().manual_seed(mix_seed(self.seed, index))
+            found.append(normals[torch.randperm(len(normals), generator=generator)[:share]])
+        drawn = torch.cat(found)
+        if not len(drawn):
+            raise DataError(
+                f"no pixel of the {len(source)} training images in {self.root} has a valid normal, whose "
+                "colour, 2 * pixel / 255 - 1, is of length 0.9 to 1.1"
+            )
+        return drawn
+
+    def train_dataloader(self) -> ResumableDataLoader:
+        """Training images in a new order every epoch, with the normals at an eighth of their size.
+
+        Raises:
+            ConfigError: If one batch over all devices needs more images than there are.
+        """
+        source: Any = self.splits.pretrain
+        if self.batch_size * self._world_size > len(source):
+            raise ConfigError(
+                f"data.batch_size is {self.batch_size} on each of {self._world_size} devices, and there are "
+                f"only {len(source)} training images"
+            )
+        transform: Any = self._transforms()[0]
+        dataset = _TrainingPairs(source, transform, self.short_sides, self.seed)
+        return ResumableDataLoader(
+            dataset=dataset,
+            batch_size=self.batch_size,
+            sampler=EpochSampler(dataset, self._world_size, self._rank, seed=self.seed),
+            drop_last=True,
+            collate_fn=_padded,
+            **self._loader_options(),
+        )
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """What :meth:`test_dataloader` gives."""
+        return self.test_dataloader()
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """Test images one by one, with the normals of all their pixels, shared between processes."""
+        dataset = _TestPairs(self.splits.heldout, self._transforms()[1])
+        sampler = EvenSampler(dataset, self._world_size, self._rank)
+        return DataLoader(
+            dataset=dataset, batch_size=1, shuffle=False, sampler=sampler, **self._loader_options()
+        )
+
+    def default_train_transform(self) -> ImageTransform:
+        """Return the resizing, whose length is drawn anew for every batch."""
+        return self.default_eval_transform()
+
+    def default_eval_transform(self) -> ImageTransform:
+        """Return the resizing of the images that are judged."""
+        return ShortSide(self.eval_short_side, self.longest, _STRIDE, self.mean, self.std)
+
+    def eval_transform_like(self, found: Preprocessing) -> ImageTransform:
+        """Return the same, with the mean and std that came with weights where none are given.
+
+        Args:
+            found: What came with them.
+        """
+        mean, std = found.statistics or (None, None)
+        mean, std = (mean, std) if self.mean is None else (self.mean, self.std)
+        return ShortSide(self.eval_short_side, self.longest, _STRIDE, mean, std)
+
+    train_transform_like = eval_transform_like
+
+    def compare(self, found: Preprocessing) -> None:
+        """Compare nothing: size and resizing are the protocol's, whatever the weights were trained on."""
+
+
+class _TrainingPairs(Dataset[Any]):
+    """Images and normals under ``(epoch, position)`` keys, those of a batch with one short side."""
+
+    def __init__(
+        self, source: NormalSource, transform: ShortSide, short_sides: Sequence[int], seed: int
+    ) -> None:
+        self.source = source
+        self.transform = transform
+        self.short_sides = short_sides
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+        """Return a batch; torch's loader calls it with all keys at once."""
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, *keys[0]))
+        drawn = int(torch.randint(len(self.short_sides), (), generator=generator))
+        resize = self.transform.replace(side=self.short_sides[drawn], multiple=1)
+        return [self._resized(position, resize) for _, position in keys]
+
+    def _resized(self, position: int, resize: ShortSide) -> tuple[Tensor, Tensor]:
+        image, normals = self.source.pair(position)
+        height, width = resize.size_of(image)
+        colours = np.asarray(normals.resize((width, height), Image.Resampling.NEAREST))
+        return resize(image), unit_normals(colours)
+
+
+class _TestPairs(Dataset[Any]):
+    """Images of the evaluation, and the normals of all pixels of their files."""
+
+    def __init__(self, source: Any, transform: Any) -> None:
+        self.source = source
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, key: int) -> tuple[Tensor, Tensor]:
+        image, colours = self.source.pair(key if key >= 0 else ~key)
+        normals = unit_normals(np.asarray(colours))
+        return self.transform(image), normals if key >= 0 else torch.zeros_like(normals)  # a filling
+
+
+def _padded(items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Make a batch of items of any sizes, padded at the right and bottom to one size, a multiple of 8.
+
+    Of the normals every eighth is kept: the pixel nearest to the middle of its 8 x 8 pixels.
+    """
+    height, width = (-(-max(image.shape[d] for image, _ in items) // _STRIDE) * _STRIDE for d in (1, 2))
+
+    def stacked(tensors: list[Tensor]) -> Tensor:
+        return torch.stack([F.pad(t, (0, width - t.shape[2], 0, height - t.shape[1])) for t in tensors])
+
+    images, normals = (stacked(list(part)) for part in zip(*items, strict=True))
+    middle = _STRIDE // 2
+    return images, normals[:, :, middle::_STRIDE, middle::_STRIDE].contiguous()

@@ -1,0 +1,13 @@
+"""Names of the transfer sets, for the command line, which lists them without importing torch."""
+
+from __future__ import annotations
+
+__all__ = ["FEW_SHOT_SETS", "LINEAR_SETS"]
+
+#: Those of :data:`~mmcl_lightning.datamodules.transfer_sets.TRANSFER_SETS`.
+LINEAR_SETS = (
+    "aircraft", "caltech101", "cars", "cifar10", "cifar100", "dtd", "flowers", "food", "pets", "sun397",
+    "voc2007",
+)  # fmt: skip
+#: Those of :class:`~mmcl_lightning.datamodules.few_shot.FewShotDataModule` that are no folder of one's own.
+FEW_SHOT_SETS = ("eurosat", "cropdiseases", "isic", "chestx")
