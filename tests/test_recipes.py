@@ -181,7 +181,9 @@ def test_a_base_that_cannot_be_is_said() -> None:
 
 
 def test_an_unknown_recipe_lists_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"'stl11_mmcl'.*did you mean stl10_mmcl\.yaml\?.*quickstart"):
+    with pytest.raises(ConfigError, match=r"'stl11_mmcl'.*did you mean stl10_mmcl\.yaml\?$"):
         find_recipe("stl11_mmcl")
+    with pytest.raises(ConfigError, match=r"'zzzzzz'.* nor as a recipe\. Recipes: cifar100_.*quickstart"):
+        find_recipe("zzzzzz")
     with pytest.raises(ConfigError, match="no configuration 'sub/quickstart'"):
         find_recipe("sub/quickstart")
