@@ -275,7 +275,7 @@ def test_options_are_those_of_lightning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "group", "devices"),
-    [(signal.SIGINT, True, 1), (signal.SIGTERM, True, 2), (signal.SIGTERM, False, 2)],
+    [(signal.SIGINT, True, 1), (signal.SIGTERM, True, 2), (signal.SIGTERM, False, 1)],
 )
 def test_a_signal_to_a_run_with_workers(number: int, group: bool, devices: int, tmp_path: Path) -> None:
     """As a terminal and a scheduler send it: workers, which may be asked for a batch yet, get it too."""
