@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mmcl_lightning._options import check_choice, check_installed
+from mmcl_lightning._options import check_choice, check_installed, check_whole
 from mmcl_lightning._text import say
 from mmcl_lightning.datamodules.videos import FLOW_DONE, VideoFile
 from mmcl_lightning.errors import ConfigError, DataError
@@ -38,7 +38,9 @@ def flow(arguments: list[str]) -> None:
     )
     parser.add_argument("--workers", type=int, metavar="N", help="processes (one per core)")
     options = parser.parse_args(arguments)
-    workers = options.workers or len(os.sched_getaffinity(0))
+    if options.workers is not None:
+        check_whole(1, workers=options.workers)
+    workers = options.workers or os.cpu_count() or 1
     say(make_flow(Path(options.root), options.method, workers))
 
 
@@ -70,7 +72,7 @@ def make_flow(root: Path, method: Literal["tvl1", "dis"] = "tvl1", workers: int 
         raise DataError(f"there is no video UCF-101/CLASS/NAME.avi in {root}: set --root to the folder above")
     todo = {video: target for video in videos if not _is_done(target := _folder(root, video), method)}
     failed, pictures = [], 0
-    with ProcessPoolExecutor(max_workers=max(1, workers)) as pool:
+    with ProcessPoolExecutor(max_workers=workers) as pool:
         jobs = {pool.submit(_write, str(video), str(target), method): video for video, target in todo.items()}
         for number, job in enumerate(as_completed(jobs), 1):
             try:

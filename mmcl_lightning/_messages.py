@@ -73,7 +73,10 @@ _MOVED = {
 
 
 #: Modules of others that a configuration may name, and the extra of this package that has them.
-_EXTRAS = {"pl_bolts": "bolts", "scipy": "evaluate", "matplotlib": "report", "tifffile": "tiff"}
+_EXTRAS = {
+    "av": "video", "cv2": "flow", "matplotlib": "report", "pl_bolts": "bolts", "pyarrow": "parquet",
+    "scipy": "evaluate", "tifffile": "tiff", "torch_geometric": "graph",
+}  # fmt: skip
 
 
 def _unknown_class(match: re.Match[str]) -> str:

@@ -59,8 +59,12 @@ def transfer(arguments: list[str]) -> None:
     }  # fmt: skip
     if options.task == "linear":
         shared["data.normalize"] = options.normalize
-    else:
-        shared |= _statistics(options.normalize or "none")
+    elif options.normalize == "none":  # would not undo a mean and std that the weights tell of
+        raise ConfigError(
+            "few_shot leaves images in [0, 1] where the weights say nothing: leave --normalize out"
+        )
+    elif options.normalize is not None:
+        shared |= _statistics(options.normalize)
     names = [name for name in task.sets if name in (options.sets or task.sets)]
     study = Study(
         f"{options.task}_{weights}",
@@ -144,7 +148,7 @@ def _statistics(name: str) -> dict[str, Any]:
     from mmcl_lightning.datamodules.transfer import NORMALIZE
 
     mean, std = NORMALIZE[name]
-    return {} if mean is None else {"data.mean": list(mean), "data.std": list(std)}
+    return {"data.mean": list(mean), "data.std": list(std)}
 
 
 def _linear_measure(name: str) -> tuple[str, str]:
@@ -180,9 +184,7 @@ def linear_table(
     for name, record in records.items():
         protocol = record.protocols.get(_linear_measure(name)[0], "unknown")
         lines.append(f"* {name}: {markdown(protocol)}; {markdown(record.data.get('prepared', ''))}")
-    if failures:
-        lines += ["", "Missing:", "", *(f"* {markdown(failure)}" for failure in failures)]
-    return "\n".join(lines) + "\n"
+    return _page(lines, failures)
 
 
 def _cells(name: str, record: Record) -> list[str]:
@@ -236,9 +238,13 @@ def few_shot_table(
     ]  # fmt: skip
     for name, record in records.items():
         lines.append(f"* {name}: {markdown(record.protocols.get('few_shot/accuracy', 'unknown'))}")
-    if failures:
-        lines += ["", "Missing:", "", *(f"* {markdown(failure)}" for failure in failures)]
-    return "\n".join(lines) + "\n"
+    return _page(lines, failures)
+
+
+def _page(lines: Sequence[str], failures: Sequence[str]) -> str:
+    """Return lines as a page, which ends with what is missing."""
+    missing = ["", "Missing:", "", *(f"* {markdown(failure)}" for failure in failures)] if failures else []
+    return "\n".join([*lines, *missing]) + "\n"
 
 
 def _is_the_papers(record: Record) -> bool:

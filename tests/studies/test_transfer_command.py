@@ -213,8 +213,10 @@ def test_few_shot_is_run_by_test_and_stands_beside_the_papers_values_where_it_co
     assert "| eurosat | 88.44 ± 0.41 |  |  |" in table
     assert "| chestx | - |  |  |" in table
     assert "* chestx: no such folder" in table
-    with pytest.raises(SystemExit):
-        main(["transfer", "few_shot", "--checkpoint", "weights.ckpt", "--sets", "dtd"])
+    for wrong in (["--sets", "dtd"], ["--normalize", "none"]):
+        with pytest.raises(SystemExit):
+            main(["transfer", "few_shot", "--checkpoint", "weights.ckpt", *wrong])
+    assert calls == []
 
 
 def test_the_names_on_the_command_line_are_those_of_the_data_modules() -> None:
