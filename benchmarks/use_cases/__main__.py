@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines.append(f"| {' | '.join(cells)} |")
     text = "\n".join(lines) + "\n"
     if options.group is None and not wrong:
+        options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "use_cases.md").write_text(text)
     print(
         text if options.group else f"{len(chosen) - len(wrong)} of {len(chosen)} cases are as they should be"
