@@ -201,7 +201,7 @@ def _loss(module: LightningModule) -> dict[str, Any] | None:
 def _data(trainer: Trainer) -> dict[str, Any]:
     datamodule: Any = getattr(trainer, "datamodule", None)
     found: dict[str, Any] = {"class": type(datamodule).__name__ if datamodule is not None else None}
-    found["held_out"] = "test" if getattr(datamodule, "validation_subset", None) is None else "validation"
+    found["held_out"] = getattr(datamodule, "held_out", "test")
     if hasattr(datamodule, "fingerprint"):
         found["fingerprint"] = datamodule.fingerprint()
     if hasattr(datamodule, "description"):

@@ -135,6 +135,11 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
         """Number of classes, or None without labels."""
         return None if self.class_names is None else len(self.class_names)
 
+    @property
+    def held_out(self) -> str:
+        """Which images are judged: ``"test"``, or ``"validation"`` where options are to be chosen."""
+        return "test" if self.validation_subset is None else "validation"
+
     @abstractmethod
     def load_splits(self) -> Splits:
         """Open the data set; subsets are taken by the caller."""

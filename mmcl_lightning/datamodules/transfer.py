@@ -120,6 +120,11 @@ class TransferDataModule(ImageDataModule):
         return len(self._parts.class_names)
 
     @property
+    def held_out(self) -> str:
+        """Which images are judged."""
+        return "validation" if self.part == "search" else "test"
+
+    @property
     def validation_rows(self) -> IntArray | None:
         """Positions of the validation images among the training images; None where they are not there."""
         if self.part == "search":

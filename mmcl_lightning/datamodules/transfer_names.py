@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["FEW_SHOT_SETS", "LINEAR_SETS"]
+__all__ = ["FEW_SHOT_SETS", "MANY_SHOT_SETS"]
 
 #: Those of :data:`~mmcl_lightning.datamodules.transfer_sets.TRANSFER_SETS`.
-LINEAR_SETS = (
+MANY_SHOT_SETS = (
     "aircraft", "caltech101", "cars", "cifar10", "cifar100", "dtd", "flowers", "food", "pets", "sun397",
     "voc2007",
 )  # fmt: skip

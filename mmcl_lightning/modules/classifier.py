@@ -13,7 +13,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl_lightning._accuracy import TopAccuracy
 from mmcl_lightning._lightning import replace_hyperparameters
 from mmcl_lightning._options import check_choice, check_number
 from mmcl_lightning._specs import to_spec
@@ -22,10 +21,12 @@ from mmcl_lightning.callbacks.averaging import average_anew
 from mmcl_lightning.distributed import gather_objects
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.models import explained, feature_dim
+from mmcl_lightning.modules.measures import MEASURES
 from mmcl_lightning.modules.preprocessing import take_over
 from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
 from mmcl_lightning.modules.recording import record_options
 from mmcl_lightning.modules.resumable import ResumableModule, restoring
+from mmcl_lightning.modules.targets import LabelSets, OneClass
 from mmcl_lightning.modules.weights import backbone_from, given_weights
 from mmcl_lightning.views import mean_over_views
 
@@ -41,6 +42,9 @@ class ClassifierModule(ResumableModule):
     A batch is ``images, labels = batch[0], batch[1]``, float ``(B, 3, H, W)`` and int64 ``(B,)``; rows with a
     negative label do not count. Accuracy is over the images of all processes, each counted once. In place of
     the images that are judged may stand a list of views, such as ten crops, whose softmax is averaged.
+
+    What is measured is the data module's ``metric``, else ``top1``. Where it has ``multi_label``, an image
+    may be of several classes: the loss is the mean binary cross-entropy over the classes.
 
     Args:
         checkpoint: Where the backbone's weights come from: a checkpoint of this package, an exported
@@ -62,10 +66,10 @@ class ClassifierModule(ResumableModule):
     tag = "classifier"
     """What the names of its metrics begin with."""
     protocols: ClassVar[dict[str, Any]] = EVALUATION_PROTOCOLS  # by name
-    takes_label_sets = False
-    """Whether images may be of several classes."""
     metric = "top1"
-    """What the result is."""
+    """What the result is: one of ``MEASURES``."""
+    targets: OneClass = OneClass()
+    """What an image is to be classified as."""
 
     def __init__(
         self,
@@ -105,7 +109,7 @@ class ClassifierModule(ResumableModule):
         self.register_module("classifier", None)  # made when the number of classes is known
         self.feature_norm: nn.BatchNorm1d | None
         self.register_module("feature_norm", None)  # likewise, where the protocol has it
-        self.curve: list[tuple[int, int, float]] = []  # (epochs, steps, top1): survives a resume
+        self.curve: list[tuple[int, int, float]] = []  # (epochs, steps, metric): survives a resume
         self.described = ""  # the protocol as it is run, in words
         self.protocol_texts: dict[str, str] = {}  # the same for the ledger, by the name of its number
         self._accuracy: Any = None  # of the validation at work
@@ -138,11 +142,8 @@ class ClassifierModule(ResumableModule):
             raise ConfigError(
                 f"an evaluation needs one view of each image: set data.task to 'classify', got {task!r}"
             )
-        if getattr(datamodule, "multi_label", False) and not self.takes_label_sets:
-            raise ConfigError(
-                f"{type(self).__name__} takes images of one class, and those of this data set may be of "
-                "several: LogisticEvaluation takes them, --config transfer_linear.yaml"
-            )
+        self.targets = LabelSets() if getattr(datamodule, "multi_label", False) else OneClass()
+        self.metric = getattr(datamodule, "metric", "top1")
         classes = self.num_classes or getattr(datamodule, "num_classes", None)
         if classes is None and self.classifier is not None:  # to predict images without labels
             return
@@ -178,12 +179,12 @@ class ClassifierModule(ResumableModule):
         self.class_names = names if names is not None else self.class_names
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Return the mean cross-entropy of the labelled images of a batch, and h."""
+        """Return the mean loss of the labelled images of a batch, and h."""
         images, labels = self._images_and_labels(batch)
         self._labelled = self._labelled or bool((labels >= 0).any())
         with explained(self.backbone, images):
             h = self.represent(images)
-        loss = self.loss_sum(self.scores(h), labels) / (labels >= 0).sum().clamp_min(1)
+        loss = self.targets.loss_sum(self.scores(h), labels) / (labels >= 0).sum().clamp_min(1)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
         self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=len(labels))
         return {"loss": loss, "h": h.detach()}
@@ -196,7 +197,7 @@ class ClassifierModule(ResumableModule):
     def on_validation_epoch_start(self) -> None:
         """Count from zero."""
         assert self.classifier is not None
-        self._accuracy = TopAccuracy(self.classifier.out_features, self.device)
+        self._accuracy = self.targets.metric(self.classifier.out_features, self.device)
         self._loss_sum, self._count = 0.0, 0
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -207,7 +208,7 @@ class ClassifierModule(ResumableModule):
             scores = self._mean_scores([self(view) for view in views])
         assert self._accuracy is not None
         self._accuracy.update(scores, labels)
-        self._loss_sum += float(self.loss_sum(scores, labels))
+        self._loss_sum += float(self.targets.loss_sum(scores, labels))
         self._count += int((labels >= 0).sum())
 
     def on_validation_epoch_end(self) -> None:
@@ -231,18 +232,20 @@ class ClassifierModule(ResumableModule):
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Return ``h`` ``(B, F)``, ``scores`` ``(B, classes)``, ``target`` ``(B,)``; ``name`` if given.
 
-        ``predicted`` has the names of the classes with the largest score, or their indices without names.
+        ``predicted`` has the names of the classes with the largest score, or their indices without names; of
+        images that may be of several classes the names of all that are more likely than not, joined by " + ".
         """
         views, labels = clean_views(batch)
         with explained(self.backbone, views[0]):
             hs = [self(view) for view in views]
         h, scores = mean_over_views(lambda h: h, hs), self._mean_scores(hs)
-        found = {"h": h, "scores": scores, "predicted": self._named(scores.argmax(1)), "target": labels}
+        found = {
+            "h": h,
+            "scores": scores,
+            "predicted": self.targets.predicted(scores, self.class_names),
+            "target": labels,
+        }
         return found if (names := names_of(batch)) is None else {**found, "name": names}
-
-    def _named(self, indices: Tensor) -> Any:
-        names = self.class_names
-        return indices if names is None else [names[index] for index in indices.tolist()]
 
     def scores(self, h: Tensor) -> Tensor:
         """Return the scores ``(B, classes)`` of representations ``(B, F)``."""
@@ -253,16 +256,12 @@ class ClassifierModule(ResumableModule):
         scores: Tensor = self.classifier(h)
         return scores
 
-    def loss_sum(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of the cross-entropies of scores ``(B, classes)``; rows below 0 do not count."""
-        return F.cross_entropy(scores, labels.clamp_min(-1), ignore_index=-1, reduction="sum")
-
     def _mean_scores(self, hs: list[Tensor]) -> Tensor:
-        """Return the scores of one view, or the logarithm of the mean softmax over several."""
+        """Return the scores of one view, or those of the mean probabilities over several."""
         if len(hs) == 1:
             return self.scores(hs[0]).float()
-        probabilities: Tensor = mean_over_views(lambda h: self.scores(h).float().softmax(1), hs)
-        return probabilities.log()
+        targets = self.targets
+        return targets.scores(mean_over_views(lambda h: targets.probabilities(self.scores(h).float()), hs))
 
     def configure_optimizers(self) -> Any:
         """Build the protocol's optimizer, and its schedule per step."""
@@ -287,7 +286,7 @@ class ClassifierModule(ResumableModule):
         )
         if self.preprocessing is not None:
             self.described += f", images of {self.preprocessing['text']}"
-        self.protocol_texts[f"{self.tag}/top1"] = self.described
+        self.protocol_texts[f"{self.tag}/{self.metric}"] = self.described
         due = f"{protocol.steps} steps" if protocol.steps else f"{protocol.epochs} epochs"
         if (batch, length) != (protocol.batch_size, due):
             rank_zero_info(
@@ -316,14 +315,14 @@ class ClassifierModule(ResumableModule):
         self.checkpoint = checkpoint.get("hyper_parameters", {}).get("checkpoint", self.checkpoint)
         replace_hyperparameters(self, {**self.hparams, "checkpoint": self.checkpoint})
         curve = checkpoint.get("curve", [])
-        self.curve = [(int(epoch), int(step), float(top1)) for epoch, step, top1 in curve]
+        self.curve = [(int(epoch), int(step), float(value)) for epoch, step, value in curve]
         self._labelled = bool(checkpoint.get("labelled", True))
         weight = checkpoint["state_dict"].get("classifier.weight")
         if weight is not None and self.classifier is None:
             self._make_classifier(len(weight))
 
     def summary(self) -> list[str]:
-        """Return the result of a run in words: the accuracy at its end, and apart from it the best one."""
+        """Return the result of a run in words: what was measured at its end, and apart from it the best."""
         if not self.curve:
             return []
         epoch, step, last = self.curve[-1]
@@ -333,7 +332,7 @@ class ClassifierModule(ResumableModule):
         if step != end:
             result = f"{last:.4f} at step {step} of {end}: `validate --ckpt_path last` gives the result"
         return [
-            f"{f'{self.tag} top-1:':<13} {result}",
+            f"{f'{self.tag} {MEASURES[self.metric]}:':<13} {result}",
             f"{'best:':<14}{best:.4f} in epoch {best_epoch}, picked on the images that it is measured on",
             f"{'protocol:':<14}{self.described}",
         ]
@@ -349,7 +348,7 @@ class ClassifierModule(ResumableModule):
         """Return labels on the device, all of them of classes that there are."""
         labels = labels.to(self.device)
         largest = int(labels.max())
-        if self.classifier is not None and largest >= self.classifier.out_features:
+        if self.classifier is not None and largest > self.targets.largest(self.classifier.out_features):
             raise DataError(
                 f"a label is {largest}, and there are {self.classifier.out_features} classes, from 0"
             )

@@ -10,7 +10,8 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAver
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from mmcl_lightning._options import check_flags
+from mmcl_lightning._options import check_flags, check_number
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules.classifier import ClassifierModule
 from mmcl_lightning.modules.frozen import FrozenClassifier
 
@@ -36,8 +37,9 @@ class LinearEvaluation(FrozenClassifier):
         **kwargs: Backbone, classes, lr and weight decay: see :class:`ClassifierModule`.
 
     Logs:
-        ``train/loss``, ``train/lr`` each step; ``linear/top1``, ``linear/top5``, ``linear/best_top1`` and
-        ``linear/loss`` of clean held-out images; the text ``linear/protocol``.
+        ``train/loss``, ``train/lr`` each step; ``linear/top1``, ``linear/top5``, ``linear/mean_per_class``,
+        the mean of the accuracies within each class, ``linear/best_top1`` and ``linear/loss`` of clean
+        held-out images; the text ``linear/protocol``.
 
     Raises:
         ConfigError: If an option is out of range, or the weights do not fit the backbone one by one.
@@ -106,13 +108,17 @@ class FineTune(ClassifierModule):
         checkpoint: Where the backbone's weights come from: a checkpoint of this package, an exported
             backbone, torchvision's own file; or ``"random"`` for a random start: training from scratch.
         protocol: ``"many_shot"``, the paper's transfer to other data sets (Ericsson et al., CVPR 2021): SGD
-            with Nesterov momentum, batch 64, 5000 steps, cosine to 0. Choose ``lr`` and ``weight_decay`` on
-            validation images, from the values that the recipe lists.
+            with Nesterov momentum, batch 64, 5000 steps, cosine to 0. There ``lr`` and ``relative_decay`` are
+            chosen on validation images: ``mmcl transfer finetune`` does it.
+        relative_decay: Weight decay times learning rate, in place of ``weight_decay``: the published search
+            lists it, so that weights shrink alike in a step at every learning rate.
         **kwargs: Backbone, classes, lr and weight decay: see :class:`ClassifierModule`.
 
     Logs:
-        ``train/loss``, ``train/lr`` each step; ``finetune/top1``, ``finetune/top5``, ``finetune/best_top1``
-        and ``finetune/loss`` of clean held-out images; the text ``finetune/protocol``.
+        ``train/loss``, ``train/lr`` each step; ``finetune/top1``, ``finetune/top5``,
+        ``finetune/mean_per_class``, the mean of the accuracies within each class, or ``finetune/map_11point``
+        where images may be of several classes, ``finetune/best_...`` of what the data set is judged by, and
+        ``finetune/loss`` of clean held-out images; the text ``finetune/protocol``.
 
     Raises:
         ConfigError: If an option is out of range, or the weights do not fit the backbone one by one.
@@ -121,9 +127,27 @@ class FineTune(ClassifierModule):
     tag = "finetune"
 
     def __init__(
-        self, checkpoint: str | None = None, protocol: Literal["many_shot"] = "many_shot", **kwargs: Any
+        self,
+        checkpoint: str | None = None,
+        protocol: Literal["many_shot"] = "many_shot",
+        relative_decay: float | None = None,
+        **kwargs: Any,
     ):
         super().__init__(checkpoint=checkpoint, protocol=protocol, **kwargs)
+        self.relative_decay = None if relative_decay is None else float(relative_decay)
+        if relative_decay is not None:
+            check_number("relative_decay", relative_decay, ">= 0")
+            if kwargs.get("weight_decay") is not None:
+                raise ConfigError("relative_decay / lr is the weight decay: give one of the two")
+
+    def configure_optimizers(self) -> Any:
+        """Build the protocol's optimizer, with the weight decay that goes with its learning rate."""
+        if self.relative_decay is not None:
+            lr = self.protocol.lr if self.lr is None else self.lr
+            if lr == 0:
+                raise ConfigError("relative_decay is divided by lr, which is 0: give weight_decay")
+            self.weight_decay = self.relative_decay / lr
+        return super().configure_optimizers()
 
     def represent(self, images: Tensor) -> Tensor:
         """Return h ``(B, F)`` of images ``(B, 3, H, W)``."""

@@ -13,17 +13,14 @@ import torch
 from lightning.pytorch.callbacks import LearningRateFinder, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from mmcl_lightning._accuracy import ClassAccuracy
 from mmcl_lightning._lightning import callbacks_of
 from mmcl_lightning._options import check_installed, check_number
-from mmcl_lightning.batches import split_labels
 from mmcl_lightning.datamodules.splits import validation_rows
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.metrics import LogisticModel, logistic_path
 from mmcl_lightning.modules.frozen import FrozenClassifier
-from mmcl_lightning.modules.measures import MEASURES, SetPrecision, measure
+from mmcl_lightning.modules.measures import MEASURES, measure
 from mmcl_lightning.modules.protocols import LOGISTIC_PROTOCOLS, LogisticProtocol
 from mmcl_lightning.modules.resumable import ResumableModule
 from mmcl_lightning.readouts import ImagesToRead, Reading
@@ -82,7 +79,6 @@ class LogisticEvaluation(FrozenClassifier):
         "works on the steps of a training, and a logistic evaluation takes none",
     )
     protocols = LOGISTIC_PROTOCOLS
-    takes_label_sets = True
     protocol: LogisticProtocol
 
     def __init__(
@@ -103,7 +99,6 @@ class LogisticEvaluation(FrozenClassifier):
             self.protocol = dataclasses.replace(self.protocol, Cs=(float(C),))
         self.automatic_optimization = False
         self.fitted = False  # whether the classifier is that of a fit
-        self.label_sets = False  # whether an image may be of several classes
         self.choice: dict[str, float] = {}  # C and what it gave on the images that it was chosen on
         self.train()
 
@@ -121,13 +116,6 @@ class LogisticEvaluation(FrozenClassifier):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Do nothing: the fit is done."""
-
-    def setup(self, stage: str) -> None:
-        """Learn from the data module what is measured."""
-        datamodule: Any = getattr(self.trainer, "datamodule", None)
-        self.label_sets = bool(getattr(datamodule, "multi_label", False))
-        self.metric = getattr(datamodule, "metric", "top1")
-        super().setup(stage)
 
     def on_train_start(self) -> None:
         """Read the features, choose C and fit."""
@@ -167,8 +155,8 @@ class LogisticEvaluation(FrozenClassifier):
             self.classifier.weight.copy_(weight)
             self.classifier.bias.copy_(bias)
         self.fitted = True
-        each = ", each class against the rest" if self.label_sets else ""
-        text = f"{self.hparams['protocol']}: {self.protocol.describe()}{each}, {words}, {self.mode()}"
+        fit = self.protocol.describe() + self.targets.in_words
+        text = f"{self.hparams['protocol']}: {fit}, {words}, {self.mode()}"
         text += ", CIFAR stem" if self.hparams.get("cifar_stem") else ""
         self.protocol_texts[f"{self.tag}/{self.metric}"] = text  # the record says how images were made
         self.described = f"{text}, weights {self.hparams['checkpoint']}"
@@ -186,7 +174,7 @@ class LogisticEvaluation(FrozenClassifier):
         self._labelled = True
         x, y = bank.labelled_rows("h", self.device)
         assert self.classifier is not None
-        return x, split_labels(y, self.classifier.out_features) if self.label_sets else y
+        return x, self.targets.rows(y, self.classifier.out_features)
 
     def _choose_and_fit(self, x: Tensor, y: Tensor, classes: int) -> tuple[LogisticModel, str]:
         """Return the model, and in words how its penalty was chosen and which fits did not converge."""
@@ -241,15 +229,6 @@ class LogisticEvaluation(FrozenClassifier):
                 "see --model.C"
             )
 
-    def on_validation_epoch_start(self) -> None:
-        """Count from zero, by class too."""
-        super().on_validation_epoch_start()
-        assert self.classifier is not None
-        kind: Any = SetPrecision if self.label_sets else ClassAccuracy
-        self._accuracy = kind(self.classifier.out_features, self.device)
-
-    on_test_epoch_start = on_validation_epoch_start
-
     def on_validation_epoch_end(self) -> None:
         """Log what was measured, and the choice that was made for it."""
         super().on_validation_epoch_end()
@@ -258,23 +237,16 @@ class LogisticEvaluation(FrozenClassifier):
 
     on_test_epoch_end = on_validation_epoch_end
 
-    def loss_sum(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of the cross-entropies; of label sets that of all classes."""
-        if not self.label_sets:
-            return super().loss_sum(scores, labels)
-        targets = split_labels(labels, scores.shape[1])[labels >= 0].to(scores)
-        return F.binary_cross_entropy_with_logits(scores[labels >= 0], targets, reduction="sum")
-
-    def _checked(self, labels: Tensor) -> Tensor:
-        return labels.to(self.device) if self.label_sets else super()._checked(labels)
-
     def summary(self) -> list[str]:
         """Return the result in words."""
         if not self.curve:
             return []
         value, found = self.curve[-1][2], self.trainer.callback_metrics
-        name = "mean_per_class" if self.metric == "top1" else "top1"
-        more = "" if self.label_sets else f"; {_BESIDE[name]} {float(found[f'{self.tag}/{name}']):.4f}"
+        more = "".join(
+            f"; {words} {float(found[f'{self.tag}/{name}']):.4f}"
+            for name, words in _BESIDE.items()
+            if name != self.metric and f"{self.tag}/{name}" in found
+        )
         return [
             f"logistic {MEASURES[self.metric]}: {value:.4f} on clean held-out images: the result{more}",
             f"protocol:       {self.described}",

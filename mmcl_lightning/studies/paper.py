@@ -9,7 +9,7 @@ import yaml
 
 from mmcl_lightning.ledger import Record
 
-__all__ = ["few_shot_value", "paper_value"]
+__all__ = ["few_shot_value", "finetune_values", "paper_value"]
 
 _LINEAR_EPOCHS, _KNN_EPOCHS = 400, 200
 _GRAPH_EPOCHS, _GRAPH_BATCH = 20, 128
@@ -79,6 +79,16 @@ def few_shot_value(method: str, name: str) -> tuple[float, float] | None:
     """
     found = _tables()["few_shot"][method].get(name)
     return None if found is None else (found[0], found[1])
+
+
+def finetune_values(name: str) -> tuple[float, float, float]:
+    """Return what the paper prints for a set fine-tuned: of MMCL, the best of its methods, and supervised.
+
+    Args:
+        name: The data set.
+    """
+    rows = {method: values[name] for method, values in _tables()["finetune"].items()}
+    return rows["MMCL"], max(rows.values()), rows["supervised"]
 
 
 def _tables() -> Any:

@@ -83,7 +83,7 @@ class Sweep:
     def _run(self) -> bool:
         variants = self.study.variants
         self._left = sum(len(self.study.tuning_runs(v)) + len(self.study.seeds) for v in variants)
-        say(f"{self.study.name}: {self._left} runs, {self.parallel} at a time")
+        say(f"{self.study.name}: {self._left} run{'s' * (self._left != 1)}, {self.parallel} at a time")
         with ThreadPoolExecutor(self.parallel) as pool, self._interruptible(pool):
             tuning = {v.name: [pool.submit(self._do, r) for r in self.study.tuning_runs(v)] for v in variants}
             chosen = []
@@ -115,7 +115,7 @@ class Sweep:
         """Return the tried values with the largest last value of the tuning metric, or mean of several.
 
         Raises:
-            DataError: If a tuning run has no such metric.
+            DataError: If a tuning run has no such metric, or was judged on the test images.
         """
         runs = self.study.tuning_runs(variant)
         if not runs:
@@ -123,6 +123,12 @@ class Sweep:
         scores = []
         for run in runs:
             record = Record.read(self._ledger(run))
+            if "fingerprint" in record.data and record.data.get("held_out") == "test":
+                raise DataError(
+                    f"{run.name} was judged on the test images, and a choice would be made on them: let the "
+                    "study's `tuning` hold out others, by data.validation_subset: 1000 or, of transfer sets, "
+                    "by data.part: search"
+                )
             for name in self.study.tuning_metrics:
                 if name not in record.metrics:
                     raise DataError(

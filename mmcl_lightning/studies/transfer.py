@@ -5,27 +5,35 @@ from __future__ import annotations
 import argparse
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mmcl_lightning._files import whole_text
-from mmcl_lightning._text import markdown, say
-from mmcl_lightning.datamodules.transfer_names import FEW_SHOT_SETS, LINEAR_SETS
+from mmcl_lightning._text import say
+from mmcl_lightning.datamodules.transfer_names import FEW_SHOT_SETS, MANY_SHOT_SETS
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.ledger import Record
 from mmcl_lightning.studies.command import run_stoppable
-from mmcl_lightning.studies.paper import few_shot_value
 from mmcl_lightning.studies.study import Run, Study, Variant
 from mmcl_lightning.studies.sweep import Sweep
-from mmcl_lightning.studies.tables import markdown_table
+from mmcl_lightning.studies.transfer_tables import (
+    JudgedSet,
+    few_shot_table,
+    finetune_table,
+    linear_table,
+    set_measure,
+)
 
-__all__ = ["few_shot_table", "linear_table", "transfer"]
+__all__ = ["transfer"]
 
 _NAMED = ("random", "pretrained")  # weights that are no file
+_SEARCH = {"data.part": "search"}  # options of the runs that choose
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """A transfer evaluation of a backbone."""
 
     recipe: str
@@ -34,8 +42,10 @@ class Task(NamedTuple):
     sets: tuple[str, ...]
     measure: Callable[[str], tuple[str, str]]
     """From a set to its metric, and what tables call that."""
-    table: Callable[..., str]
+    table: Callable[[Sequence[JudgedSet], str, Sequence[str]], str]
     purpose: str
+    tune: dict[str, list[Any]] = field(default_factory=dict)
+    """Options to choose on validation images first."""
 
 
 def transfer(arguments: list[str]) -> None:
@@ -46,6 +56,38 @@ def transfer(arguments: list[str]) -> None:
     """
     options, extra = _parser().parse_known_args(arguments)
     task = TASKS[options.task]
+    _check(options, extra, task)
+    weights = _weights(options.checkpoint, options.backbone)
+    shared = {
+        "config": task.recipe, "model.checkpoint": options.checkpoint, "model.backbone": options.backbone
+    }  # fmt: skip
+    if options.task != "few_shot":
+        shared["data.normalize"] = options.normalize
+    elif options.normalize is not None:
+        shared |= _statistics(options.normalize)
+    shared = {name: value for name, value in shared.items() if value is not None}
+    folder = options.runs / "transfer" / f"{options.task}_{weights}"
+    out = options.out or folder / "TRANSFER.md"
+    extra = ["--data.root", options.root, *extra]
+    sets = [
+        _Transfer(task, name, shared, folder, extra)
+        for name in task.sets
+        if name in (options.sets or task.sets)
+    ]
+    for work in sets:
+        run_stoppable(work)
+        judged = [other.judged() for other in sets]
+        failures = [failure for other in sets for failure in other.failures]
+        text = task.table(judged, f"{options.checkpoint} ({weights})", failures)
+        with whole_text(out) as file:  # after every set: a stop leaves what there is
+            file.write(text)
+    say(f"\n{text}\nTable: {out}")
+    if any(found.record is None for found in judged):
+        raise SystemExit(1)
+
+
+def _check(options: argparse.Namespace, extra: Sequence[str], task: Task) -> None:
+    """Raise :class:`ConfigError` where options do not go together."""
     for name in options.sets or ():
         if name not in task.sets:
             near = difflib.get_close_matches(name, task.sets, n=1)
@@ -53,36 +95,17 @@ def transfer(arguments: list[str]) -> None:
             raise ConfigError(f"--sets takes {', '.join(task.sets)}; got {name!r}{hint}")
     if options.out is not None and options.out.suffix != ".md":
         raise ConfigError(f"the table is Markdown: --out must end in .md, got {options.out}")
-    weights = _weights(options.checkpoint, options.backbone)
-    shared = {
-        "config": task.recipe, "model.checkpoint": options.checkpoint, "model.backbone": options.backbone
-    }  # fmt: skip
-    if options.task == "linear":
-        shared["data.normalize"] = options.normalize
-    elif options.normalize == "none":  # would not undo a mean and std that the weights tell of
+    if options.task == "few_shot" and options.normalize == "none":  # would not undo what the weights tell of
         raise ConfigError(
             "few_shot leaves images in [0, 1] where the weights say nothing: leave --normalize out"
         )
-    elif options.normalize is not None:
-        shared |= _statistics(options.normalize)
-    names = [name for name in task.sets if name in (options.sets or task.sets)]
-    study = Study(
-        f"{options.task}_{weights}",
-        {name: value for name, value in shared.items() if value is not None},
-        tuple(Variant(name, {"data.dataset": name}) for name in names),
-    )
-    folder = options.runs / "transfer" / study.name
-    work = _Transfer(study, folder, extra=["--data.root", options.root, *extra])
-    work.task = task
-    run_stoppable(work)
-    found = {name: record for name in names if (record := work.record(name)) is not None}
-    out = options.out or folder / "TRANSFER.md"
-    text = task.table(found, names, f"{options.checkpoint} ({weights})", work.failures)
-    with whole_text(out) as file:
-        file.write(text)
-    say(f"\n{text}\nTable: {out}")
-    if len(found) < len(names):
-        raise SystemExit(1)
+    searched = {f"--{name}" for name in (*task.tune, *_SEARCH)} if task.tune else set()
+    given = [argument for argument in extra if argument.partition("=")[0] in searched]
+    if given:
+        raise ConfigError(
+            f"{options.task} searches {' and '.join(task.tune)} on the validation images itself: leave "
+            f"{given[0]} out, or run {task.recipe} by `fit`"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -124,19 +147,43 @@ def _weights(checkpoint: str, backbone: str | None) -> str:
 
 
 class _Transfer(Sweep):
-    """A study whose variants are data sets, each with a metric of its own."""
+    """A study of one data set, with its own metric.
 
-    task: Task
+    Args:
+        task: The evaluation.
+        name: The data set.
+        shared: Options that the runs of all sets have.
+        folder: Folder of the runs of all sets.
+        extra: Further arguments.
+    """
+
+    def __init__(self, task: Task, name: str, shared: dict[str, Any], folder: Path, extra: list[str]) -> None:
+        self.task, self.name = task, name
+        self.variant = Variant(name, {"data.dataset": name}, task.tune)
+        metric, _ = task.measure(name)
+        study = Study(name, shared, (self.variant,), tuning=_SEARCH, tuning_metric=metric)
+        super().__init__(study, folder, extra=extra)
 
     def _arguments(self, run: Run) -> list[str]:
         _, *options = super()._arguments(run)  # which begin with fit
         return [self.task.command, *options]
 
-    def record(self, name: str) -> Record | None:
-        """Return the record of a set, or None where its run has not finished."""
-        variant = next(variant for variant in self.study.variants if variant.name == name)
-        (run,) = self.study.runs(variant, {})
-        return Record.read(self._ledger(run)) if self._finished(run) else None
+    def _do(self, run: Run) -> bool:
+        """Run a run, unless another of this set has failed: without it nothing can be chosen."""
+        return not self.failures and super()._do(run)
+
+    def judged(self) -> JudgedSet:
+        """Return what was found."""
+        tried = self.study.tuning_runs(self.variant)
+        if not all(self._finished(run) for run in tried):
+            return JudgedSet(self.name)
+        choice = self.choose(self.variant)
+        (run,) = self.study.runs(self.variant, choice)
+        if not self._finished(run):
+            return JudgedSet(self.name)
+        metric, _ = self.task.measure(self.name)
+        best = [Record.read(self._ledger(run)).metrics[metric].last for run in tried if run.choice == choice]
+        return JudgedSet(self.name, Record.read(self._ledger(run)), best[0] if best else None)
 
     def _score(self, run: Run) -> str:
         metric, title = self.task.measure(run.label)
@@ -151,114 +198,28 @@ def _statistics(name: str) -> dict[str, Any]:
     return {"data.mean": list(mean), "data.std": list(std)}
 
 
-def _linear_measure(name: str) -> tuple[str, str]:
-    """Return the metric of a set, and what tables call it."""
-    from mmcl_lightning.datamodules.transfer_sets import TRANSFER_SETS  # needs torch, which --help does not
-    from mmcl_lightning.modules.measures import MEASURES
+def _logged(tag: str) -> Callable[[str], tuple[str, str]]:
+    """Return the function from a set to its metric as an evaluation logs it."""
 
-    metric = TRANSFER_SETS[name].metric
-    return f"logistic/{metric}", MEASURES[metric]
+    def measure(name: str) -> tuple[str, str]:
+        metric, title = set_measure(name)
+        return f"{tag}/{metric}", title
 
-
-def linear_table(
-    records: Mapping[str, Record], names: Sequence[str], weights: str, failures: Sequence[str] = ()
-) -> str:
-    """Return the table of linear transfer as Markdown.
-
-    Args:
-        records: Records of finished runs by set.
-        names: The sets that were asked for.
-        weights: The weights in words.
-        failures: Why others have not finished.
-    """
-    rows = [[name, _linear_measure(name)[1], *"----"] for name in names if name not in records]
-    rows = [[name, *_cells(name, record)] for name, record in records.items()] + rows
-    head = ["set", "metric", "test, %", "C", "validation, %", "images"]
-    lines = [
-        "# Linear transfer", "", f"Weights: {markdown(weights)}", "", markdown_table(head, rows),
-        "The paper prints no values of linear many-shot transfer, only of fine-tuning: none of its values "
-        "stands beside these. Images: training and validation + test; those marked * are not the published "
-        "ones, and values of them compare with no others. What the paper calls mAP is the mean per-class "
-        "accuracy but for voc2007.", "",
-    ]  # fmt: skip
-    for name, record in records.items():
-        protocol = record.protocols.get(_linear_measure(name)[0], "unknown")
-        lines.append(f"* {name}: {markdown(protocol)}; {markdown(record.data.get('prepared', ''))}")
-    return _page(lines, failures)
-
-
-def _cells(name: str, record: Record) -> list[str]:
-    from mmcl_lightning.datamodules.transfer_sets import TRANSFER_SETS
-
-    of_set, (metric, title) = TRANSFER_SETS[name], _linear_measure(name)
-
-    def value(metric: str, form: str, factor: float = 1) -> str:
-        found = record.metrics.get(metric)
-        return "-" if found is None else f"{factor * found.last:{form}}"
-
-    shown = record.data.get("fingerprint") or {}
-    counts = [int(str(shown.get(use, "0")).split(" ")[0]) for use in ("bank", "query")]
-    train, validation, test = of_set.sizes
-    mark = "" if counts == [train + (validation or 0), test] else " *"
-    return [
-        title, value(metric, ".2f", 100), value("logistic/chosen_C", ".3g"),
-        value("logistic/validation", ".2f", 100), f"{counts[0]:,} + {counts[1]:,}{mark}",
-    ]  # fmt: skip
-
-
-def few_shot_table(
-    records: Mapping[str, Record], names: Sequence[str], weights: str, failures: Sequence[str] = ()
-) -> str:
-    """Return the table of few-shot transfer as Markdown.
-
-    Args:
-        records: Records of finished runs by set.
-        names: The sets that were asked for.
-        weights: The weights in words.
-        failures: Why others have not finished.
-    """
-    rows = []
-    for name in [*records, *(name for name in names if name not in records)]:
-        record = records.get(name)
-        found = {} if record is None else record.metrics
-        values = [
-            f"{100 * found[f'few_shot/{part}'].last:.2f}" for part in ("accuracy", "half_width") if found
-        ]
-        compares = record is not None and _is_the_papers(record)
-        printed = [few_shot_value(method, name) if compares else None for method in ("MMCL", "supervised")]
-        shown = ["" if value is None else f"{value[0]:.2f} ± {value[1]:.2f}" for value in printed]
-        rows.append([name, " ± ".join(values) or "-", *shown])
-    head = ["set", "accuracy, %", "paper's MMCL", "supervised"]
-    lines = [
-        "# Few-shot transfer", "", f"Weights: {markdown(weights)}", "", markdown_table(head, rows),
-        "± is half of the 95 % interval over episodes of one network, and says nothing about another "
-        "training. The paper's columns are empty where a run is not the paper's: ResNet-50, images of 224 "
-        "pixels, 600 episodes, 5-way 20-shot. Its values of isic and chestx equal its supervised ones digit "
-        "for digit.", "",
-    ]  # fmt: skip
-    for name, record in records.items():
-        lines.append(f"* {name}: {markdown(record.protocols.get('few_shot/accuracy', 'unknown'))}")
-    return _page(lines, failures)
-
-
-def _page(lines: Sequence[str], failures: Sequence[str]) -> str:
-    """Return lines as a page, which ends with what is missing."""
-    missing = ["", "Missing:", "", *(f"* {markdown(failure)}" for failure in failures)] if failures else []
-    return "\n".join([*lines, *missing]) + "\n"
-
-
-def _is_the_papers(record: Record) -> bool:
-    """Whether a run is one of the paper's few-shot runs, but for its weights."""
-    protocol = record.protocols.get("few_shot/accuracy", "")
-    model = (record.config.get("model") or {}).get("init_args") or {}
-    usual = protocol.startswith("5-way 20-shot, 15 queries a class, 600 episodes") and "224 x 224" in protocol
-    return usual and model.get("backbone") == "resnet50"
+    return measure
 
 
 TASKS = {
     "linear": Task(
-        "transfer_linear.yaml", "fit", LINEAR_SETS, _linear_measure, linear_table,
+        "transfer_linear.yaml", "fit", MANY_SHOT_SETS, _logged("logistic"), linear_table,
         "logistic regression on frozen features",
+    ),
+    "finetune": Task(
+        "transfer_finetune.yaml", "fit", MANY_SHOT_SETS, _logged("finetune"), finetune_table,
+        "all weights trained on labels, 21 trainings a set",
+        {
+            "model.lr": [0.1, 0.01, 0.001, 0.0001],
+            "model.relative_decay": [0.0, 1e-6, 1e-5, 1e-4, 1e-3],
+        },
     ),
     "few_shot": Task(
         "few_shot.yaml", "test", FEW_SHOT_SETS, lambda name: ("few_shot/accuracy", "accuracy"),

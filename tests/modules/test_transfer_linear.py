@@ -19,10 +19,9 @@ from mmcl_lightning.batches import split_labels
 from mmcl_lightning.callbacks import ResumableCheckpoint
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import TransferDataModule
-from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.metrics import fit_each_class, fit_logistic
 from mmcl_lightning.models import build_backbone
-from mmcl_lightning.modules import LinearEvaluation, LogisticEvaluation
+from mmcl_lightning.modules import LogisticEvaluation
 from mmcl_lightning.modules.measures import measure
 from mmcl_lightning.modules.weights import digests
 
@@ -190,13 +189,6 @@ def test_two_processes_equal_one_of_several_classes(official: Path, weights: str
         found.append(torch.load(tmp_path / name / "last.ckpt", weights_only=True))
     assert found[0]["curve"] == found[1]["curve"]
     assert 0.1 < found[0]["curve"][0][2] < 1
-
-
-def test_other_evaluations_refuse_images_of_several_classes(
-    official: Path, weights: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=r"LinearEvaluation takes images of one class, .* LogisticEval"):
-        fit(tmp_path, LinearEvaluation(weights, backbone="conv4"), data("voc2007", official))
 
 
 def test_test_alone_fits_and_gives_the_digits_of_a_fit(official: Path, weights: str, tmp_path: Path) -> None:

@@ -246,6 +246,14 @@ def test_tries_may_be_listed_one_by_one(tmp_path: Path) -> None:
     assert tuning[1].choice == {"a": 3, "b": 2}
 
 
+def test_values_are_not_chosen_on_the_test_images(tmp_path: Path) -> None:
+    sweep = Rehearsal(study(tmp_path), tmp_path / "runs")
+    sweep.tuned_on = "test"
+    with pytest.raises(DataError, match=r"tuning/ours/gamma=1.0 was judged on the test images, and a choice"):
+        sweep.run()
+    assert not (tmp_path / "runs" / "ours").exists()
+
+
 def test_the_mean_of_several_metrics_chooses(tmp_path: Path) -> None:
     several = study(tmp_path, TEXT + "tuning_metric: [knn/top1, knn/top5]\n")
     sweep = Rehearsal(several, tmp_path / "runs")
@@ -269,6 +277,7 @@ class Rehearsal(Sweep):
         self.failing = failing
         self.scores = {1.0: 0.3, 2.0: 0.6, 4.0: 0.5}
         self.second: dict[float, float] = {}
+        self.tuned_on = "validation"
 
     def _call(self, run: Run) -> int:
         self.called.append(run.name)
@@ -281,7 +290,9 @@ class Rehearsal(Sweep):
         if self.second:
             score = self.second.get(run.choice.get("model.gamma", 0), 0.1)
             metrics["knn/top5"] = Metric([[1.0, 1, 1.0, score]])
-        record(status=status, seed=run.seed, metrics=metrics).write(
+        held_out = self.tuned_on if run.name.startswith("tuning/") else "test"
+        data = {"held_out": held_out, "fingerprint": {"query": "100 images, 1f"}}
+        record(status=status, seed=run.seed, metrics=metrics, data=data).write(
             folder / "run" / "version_0" / "ledger.json"
         )
         return int(run.name in self.failing)

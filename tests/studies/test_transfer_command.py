@@ -13,14 +13,15 @@ from runs import generators
 
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import FewShotDataModule
-from mmcl_lightning.datamodules.transfer_names import FEW_SHOT_SETS, LINEAR_SETS
+from mmcl_lightning.datamodules.transfer_names import FEW_SHOT_SETS, MANY_SHOT_SETS
 from mmcl_lightning.datamodules.transfer_sets import TRANSFER_SETS
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.ledger import Metric, Record
+from mmcl_lightning.studies.paper import finetune_values
 from mmcl_lightning.studies.report import write_report
 from mmcl_lightning.studies.study import Run
 from mmcl_lightning.studies.sweep import Sweep
-from mmcl_lightning.studies.transfer import few_shot_table, linear_table
+from mmcl_lightning.studies.transfer_tables import JudgedSet, few_shot_table, finetune_table, linear_table
 
 
 def judged(name: str, value: float = 0.5, **changes: Any) -> Any:
@@ -109,7 +110,7 @@ def test_all_sets_are_the_default(calls: list[tuple[str, ...]]) -> None:
 
 def test_the_table_marks_what_does_not_compare() -> None:
     few = judged("pets", 0.25, data={"fingerprint": {"bank": "90 images, 1", "query": "9 images, 2"}})
-    text = linear_table({"voc2007": judged("voc2007"), "pets": few}, ["voc2007", "pets"], "w|eights")
+    text = linear_table([JudgedSet("voc2007", judged("voc2007")), JudgedSet("pets", few)], "w|eights")
     assert "Weights: w\\|eights" in text
     assert "| voc2007 | 11-point mAP | 50.00 | 0.0562 | 75.00 | 5,011 + 4,952 |\n" in text
     assert "| pets | mean per-class accuracy | 25.00 | 0.0562 | 75.00 | 90 + 9 * |\n" in text
@@ -163,7 +164,7 @@ def test_the_record_of_a_run_has_what_the_table_needs(
     found = Record.read(path)
     value, validation = (100 * found.metrics[f"logistic/{name}"].last for name in ("top1", "validation"))
     chosen = found.metrics["logistic/chosen_C"].last
-    text = linear_table({"dtd": found}, ["dtd"], "random")
+    text = linear_table([JudgedSet("dtd", found)], "random")
     assert f"| dtd | top-1 | {value:.2f} | {chosen:.3g} | {validation:.2f} | 24 + 12 * |" in text
     assert "* dtd: transfer: logistic regression on h, " in text
     assert "EvalTransform(resize=16, crop=16), in [0, 1]" in text
@@ -209,7 +210,8 @@ def test_few_shot_is_run_by_test_and_stands_beside_the_papers_values_where_it_co
     main([*given, "--normalize", "imagenet", "--out", "few.md"])
     assert calls == []
     other = few(config={"model": {"init_args": {"backbone": "conv4"}}})
-    table = few_shot_table({"eurosat": other}, ["eurosat", "chestx"], "w", ["chestx: no such folder"])
+    sets = [JudgedSet("eurosat", other), JudgedSet("chestx")]
+    table = few_shot_table(sets, "w", ["chestx: no such folder"])
     assert "| eurosat | 88.44 ± 0.41 |  |  |" in table
     assert "| chestx | - |  |  |" in table
     assert "* chestx: no such folder" in table
@@ -219,8 +221,97 @@ def test_few_shot_is_run_by_test_and_stands_beside_the_papers_values_where_it_co
     assert calls == []
 
 
+def tuned(name: str, lr: float, decay: float, value: float, **changes: Any) -> Any:
+    """The record of a set that was fine-tuned as the paper's were."""
+    metric = f"finetune/{TRANSFER_SETS[name].metric}"
+    options: dict[str, Any] = {
+        "metrics": {metric: Metric([[1.0, 5000, 9.0, value]])},
+        "protocols": {
+            metric: "many_shot: SGD lr=1 wd=0 cosine, batch 64, 5000 steps, all weights trained, weights w"
+        },
+        "config": {"model": {"init_args": {"backbone": "resnet50", "lr": lr, "relative_decay": decay}}},
+    }
+    return judged(name, **(options | changes))
+
+
+@pytest.fixture
+def trainings(calls: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Fine-tunings that only write a record, best with lr 0.01 and decay 1e-5; those of cars fail."""
+    before = Sweep._call
+
+    def call(self: Sweep, run: Run) -> int:
+        given = dict(zip(run.arguments[1::2], run.arguments[2::2], strict=False))
+        lr, decay = float(given["--model.lr"]), float(given["--model.relative_decay"])
+        before(self, run)
+        if run.label == "cars":
+            return 1
+        value = 0.9 if (lr, decay) == (0.01, 1e-5) and "search" in run.arguments else 0.5
+        found = tuned(run.label, lr, decay, value)
+        found.data["held_out"] = "validation" if "search" in run.arguments else "test"
+        found.write(self.folder / run.name / "run" / "version_0" / "ledger.json")
+        return 0
+
+    monkeypatch.setattr(Sweep, "_call", call)
+    return calls
+
+
+def test_fine_tuning_is_searched_on_validation_images_and_run_once_on_all(
+    trainings: list[tuple[str, ...]],
+) -> None:
+    given = ["transfer", "finetune", "--checkpoint", "weights.ckpt", "--normalize", "imagenet"]
+    main([*given, "--sets", "dtd", "pets", "--out", "tuned.md"])
+    assert len(trainings) == 2 * 21
+    texts = [" ".join(call) for call in trainings]
+    assert [("--data.part search" in text) for text in texts] == 2 * ([True] * 20 + [False])
+    rates = [call[call.index("--model.lr") + 1] for call in trainings[:20]]
+    assert rates == [value for value in ("0.1", "0.01", "0.001", "0.0001") for _ in range(5)]
+    assert "--model.lr 0.01 --model.relative_decay 1.0e-05" in texts[20]
+    assert texts[20].startswith("fit --config transfer_finetune.yaml --model.checkpoint weights.ckpt")
+    text = Path("tuned.md").read_text()
+    row = "| dtd | top-1 | 50.00 | 0.01 / 1e-05 | 90.00 | 3,760 + 1,880 | 73.51 | 73.51 | 73.30 |"
+    assert row in text
+    row = "| pets | mean per-class accuracy | 50.00 | 0.01 / 1e-05 | 90.00 | 3,680 + 3,669 | 87.81 | 92.42 |"
+    assert row in text
+    trainings.clear()
+    main([*given, "--sets", "dtd", "pets", "--out", "tuned.md"])
+    assert trainings == []
+
+
+def test_a_set_whose_search_failed_does_not_stop_the_others(trainings: list[tuple[str, ...]]) -> None:
+    given = ["transfer", "finetune", "--checkpoint", "weights.ckpt", "--normalize", "none", "--out", "t.md"]
+    with pytest.raises(SystemExit):
+        main([*given, "--sets", "cars", "dtd"])
+    text = Path("t.md").read_text()
+    assert "| cars | top-1 | - | - | - | - |  |  |  |" in text
+    assert "| dtd | top-1 | 50.00 |" in text
+    assert "* cars: not run, since its tuning failed" in text
+    failed = [call for call in trainings if "cars" in call]
+    assert len(failed) == 1, "the search ends with the first run that fails"
+
+
+def test_the_papers_columns_are_empty_where_a_fine_tuning_is_not_the_papers() -> None:
+    small = {"data": {"fingerprint": {"bank": "90 images, 1", "query": "9 images, 2"}}}
+    other = {"protocols": {"finetune/top1": "many_shot: SGD lr=1 wd=0 cosine, batch 8, 20 steps, all"}}
+    for changes in (small, other, {"config": {"model": {"init_args": {"backbone": "resnet18", "lr": 0.1}}}}):
+        text = finetune_table([JudgedSet("dtd", tuned("dtd", 0.1, 0.0, 0.5, **changes))], "w")
+        assert "|  |  |  |\n" in text, changes
+    assert finetune_values("voc2007") == (82.83, 84.76, 84.76)
+    assert finetune_values("cars") == (89.23, 89.23, 82.61)
+
+
+@pytest.mark.parametrize("option", ["--data.part=final", "--model.lr", "--model.relative_decay"])
+def test_what_is_searched_is_not_given(
+    option: str, trainings: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["transfer", "finetune", "--checkpoint", "weights.ckpt", option, "1"])
+    message = "finetune searches model.lr and model.relative_decay on the validation images itself: leave"
+    assert f"{message} {option.partition('=')[0]}" in capsys.readouterr().err
+    assert trainings == []
+
+
 def test_the_names_on_the_command_line_are_those_of_the_data_modules() -> None:
-    assert set(LINEAR_SETS) == set(TRANSFER_SETS)
+    assert set(MANY_SHOT_SETS) == set(TRANSFER_SETS)
     for name in FEW_SHOT_SETS:
         FewShotDataModule(name)
     with pytest.raises(ConfigError, match="dataset must be one of folder, " + ", ".join(FEW_SHOT_SETS)):
