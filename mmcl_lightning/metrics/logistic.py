@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmcl_lightning._options import check_flags, check_number, check_whole
-from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
+from mmcl_lightning._options import check_choice, check_flags, check_installed, check_number, check_whole
+from mmcl_lightning.errors import NumericalError, ShapeError
 
 __all__ = ["LogisticModel", "fit_each_class", "fit_logistic", "logistic_path"]
 
@@ -48,13 +48,14 @@ def fit_logistic(
     max_iter: int = 1000,
     gtol: float = 1e-4,
     ftol: float = 2.2e-9,
+    dtype: torch.dtype = torch.float64,
 ) -> LogisticModel:
     r"""Fit class scores :math:`W x + b` by L-BFGS-B.
 
     .. math:: \min_{W, b} \sum_i -\log \operatorname{softmax}(W x_i + b)_{y_i} + \frac{\|W\|^2}{2 C}
 
-    The minimiser is SciPy's, the extra ``evaluate``; the loss and its gradient are torch's, in float64 on the
-    device of the features.
+    The minimiser is SciPy's, the extra ``evaluate``, in float64; the loss and its gradient are torch's, on
+    the device of the features.
 
     Args:
         features: x, shape ``(n, F)``, any floating dtype.
@@ -67,6 +68,7 @@ def fit_logistic(
         max_iter: Most iterations.
         gtol: Largest entry of the gradient of the sum at which to stop.
         ftol: Relative decrease of the sum at which to stop.
+        dtype: Precision of the loss and its gradient, float64 or float32.
 
     Raises:
         ConfigError: If an option is out of range, or SciPy is not installed.
@@ -77,13 +79,14 @@ def fit_logistic(
     check_flags(standardise=standardise)
     for name, value, rule in (("C", C, "> 0"), ("gtol", gtol, ">= 0"), ("ftol", ftol, ">= 0")):
         check_number(name, value, rule)
+    check_choice("dtype", dtype, (torch.float64, torch.float32))
     _check_data(features, targets, classes)
     if start is not None and start.weight.shape != (classes, features.shape[1]):
         raise ShapeError(
             f"start must have weights ({classes}, {features.shape[1]}), got {tuple(start.weight.shape)}"
         )
     with torch.inference_mode(False):  # under Trainer.validate tensors come without what a gradient needs
-        x, y = features.detach().double().clone(), targets.to(features.device, torch.int64).clone()
+        x, y = features.detach().to(dtype).clone(), targets.to(features.device, torch.int64).clone()
         weight = x.new_zeros(classes, x.shape[1]) if start is None else start.weight.to(x).clone()
         bias = x.new_zeros(classes) if start is None else start.bias.to(x).clone()
         if standardise:
@@ -189,23 +192,20 @@ def _minimise(
     x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, C: float, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, int, bool]:
     """Return weights ``(classes, F)``, bias ``(classes,)``, iterations, and whether a tolerance was met."""
-    try:
-        from scipy.optimize import minimize
-    except ImportError as error:
-        raise ConfigError(
-            'logistic regression needs SciPy: pip install "mmcl-lightning[evaluate]"'
-        ) from error
+    check_installed("logistic regression", "scipy", "evaluate", "SciPy")
+    from scipy.optimize import minimize
+
     first = torch.cat([weight, bias[:, None]], dim=1)
 
     def value_and_gradient(flat: object) -> tuple[float, object]:
         with torch.inference_mode(False), torch.enable_grad():
-            W = torch.tensor(flat).view(first.shape).to(x.device).requires_grad_()
+            W = torch.tensor(flat).view(first.shape).to(x).requires_grad_()
             scores = x @ W[:, :-1].T + W[:, -1]
             loss = F.cross_entropy(scores, y, reduction="sum") + W[:, :-1].square().sum() / (2 * C)
             (gradient,) = torch.autograd.grad(loss, W)
-        return loss.item(), gradient.flatten().cpu().numpy()
+        return loss.item(), gradient.flatten().double().cpu().numpy()
 
-    start = first.flatten().cpu().numpy()
+    start = first.flatten().double().cpu().numpy()
     result = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
-    W = torch.as_tensor(result.x).view(first.shape).to(x.device)
+    W = torch.as_tensor(result.x).view(first.shape).to(x)
     return W[:, :-1], W[:, -1], int(result.nit), bool(result.success)

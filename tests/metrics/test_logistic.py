@@ -32,6 +32,15 @@ def test_equals_scikit_learn(C: float, classes: int) -> None:
         np.testing.assert_allclose(model.weight.numpy(), reference.coef_, atol=1e-4)
 
 
+def test_single_precision_ends_near_double() -> None:
+    x, y = _data()
+    double, single = (fit_logistic(x, y, 4, C=0.5, dtype=dtype) for dtype in (torch.float64, torch.float32))
+    assert (double.weight.dtype, single.weight.dtype) == (torch.float64, torch.float32)
+    torch.testing.assert_close(single.weight.double(), double.weight, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ConfigError, match=r"dtype must be torch.float64 or torch.float32, got torch.int64"):
+        fit_logistic(x, y, 4, dtype=torch.int64)
+
+
 def test_the_gradient_is_zero_at_the_fit() -> None:
     x, y = _data()
     model = fit_logistic(x, y, 4, C=0.5, gtol=1e-9, ftol=0, max_iter=5000)

@@ -199,3 +199,82 @@ def test_input_is_checked(weights: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'needs SciPy: pip install "mmcl-lightning\[evaluate\]"'):
         logistic(weights)
+
+
+# Kept features
+
+
+def passes(module: LogisticEvaluation) -> list[int]:
+    """The number of images of every pass through the backbone from now on."""
+    sizes: list[int] = []
+    module.backbone.register_forward_pre_hook(lambda _, images: sizes.append(len(images[0])))
+    return sizes
+
+
+def test_kept_features_give_the_same_fit_without_a_pass(weights: str, tmp_path: Path) -> None:
+    found, seen = [], []
+    for _ in range(2):
+        module = logistic(weights, cache=str(tmp_path / "kept"))
+        seen.append(passes(module))
+        run = fit(tmp_path, module)
+        found.append((module.classifier.weight.clone(), float(run.callback_metrics["logistic/top1"])))
+    assert [sum(sizes) for sizes in seen] == [140, 60], (
+        "80 training images and 60 held-out ones, then those alone"
+    )
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    plain = logistic(weights)
+    fit(tmp_path, plain)
+    assert torch.equal(plain.classifier.weight, found[0][0])
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+
+
+def test_other_weights_images_or_preparation_are_other_files(weights: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    torch.save(build_backbone("conv4").state_dict(), tmp_path / "other.pt")
+    folder = str(tmp_path / "kept")
+    fit(tmp_path, logistic(weights, cache=folder))
+    fit(tmp_path, logistic(str(tmp_path / "other.pt"), cache=folder))
+    fewer = shapes(task="classify", train_size=80, test_size=60, train_subset=60)
+    fit(tmp_path, logistic(weights, cache=folder), data=fewer)
+    assert len(list((tmp_path / "kept").iterdir())) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", b"PK\x03\x04 a zip that is cut off"])
+def test_a_damaged_file_is_named(content: bytes, weights: str, tmp_path: Path) -> None:
+    fit(tmp_path, logistic(weights, cache=str(tmp_path / "kept")))
+    (path,) = (tmp_path / "kept").iterdir()
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"model.cache: {path} is damaged: remove it"):
+        fit(tmp_path, logistic(weights, cache=str(tmp_path / "kept")))
+
+
+def test_a_file_of_other_arrays_is_named(weights: str, tmp_path: Path) -> None:
+    fit(tmp_path, logistic(weights, cache=str(tmp_path / "kept")))
+    (path,) = (tmp_path / "kept").iterdir()
+    np.savez(path, h=np.zeros(3, np.float32), target=np.zeros(3, np.int64))
+    with pytest.raises(ConfigError, match="holds no features"):
+        fit(tmp_path, logistic(weights, cache=str(tmp_path / "kept")))
+
+
+def test_a_folder_that_cannot_be_made_is_named(weights: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"model.cache: .*file/kept/features_.* cannot be written"):
+        fit(tmp_path, logistic(weights, cache=str(tmp_path / "file" / "kept")))
+
+
+def test_two_processes_share_kept_features(weights: str, tmp_path: Path) -> None:
+    found = []
+    for name, options in (("one", {}), ("two", {"devices": 2, "strategy": "ddp_fork"})):
+        module = logistic(weights, cache=str(tmp_path / "kept"))
+        fit(tmp_path, module, ResumableCheckpoint(dirpath=tmp_path / name), **options)
+        found.append(torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"])
+    assert torch.equal(found[0]["classifier.weight"], found[1]["classifier.weight"])
+
+
+def test_the_precision_of_the_fit_is_said(weights: str, tmp_path: Path) -> None:
+    module = logistic(weights, dtype="float32")
+    fit(tmp_path, module)
+    assert "loss in float32" in module.described
+    with pytest.raises(ConfigError, match="dtype must be 'float64' or 'float32', got 'float16'"):
+        logistic(weights, dtype="float16")
