@@ -55,16 +55,20 @@ class WholeGraph(GraphTransform):
         return _with(graph, graph.x, graph.edge_index)
 
 
-class DropNodes(GraphTransform):
+class _OfAShare(GraphTransform):
+    """A transform that changes a share of something."""
+
+    def __init__(self, ratio: float = 0.1) -> None:
+        check_number("ratio", ratio, "in [0, 1)")
+        self.ratio = ratio
+
+
+class DropNodes(_OfAShare):
     """Remove a share of the nodes, with their edges.
 
     Args:
         ratio: The share, in [0, 1); of ten nodes 0.25 removes two.
     """
-
-    def __init__(self, ratio: float = 0.1) -> None:
-        check_number("ratio", ratio, "in [0, 1)")
-        self.ratio = ratio
 
     def __call__(self, graph: Any) -> Any:
         """Return the graph without some nodes."""
@@ -73,16 +77,12 @@ class DropNodes(GraphTransform):
         return _induced(graph, kept)
 
 
-class DropEdges(GraphTransform):
+class DropEdges(_OfAShare):
     """Remove a share of the edges, both directions of one together.
 
     Args:
         ratio: The share, in [0, 1).
     """
-
-    def __init__(self, ratio: float = 0.1) -> None:
-        check_number("ratio", ratio, "in [0, 1)")
-        self.ratio = ratio
 
     def __call__(self, graph: Any) -> Any:
         """Return the graph without some edges."""
@@ -131,16 +131,12 @@ class Subgraph(GraphTransform):
         return _induced(graph, kept)
 
 
-class MaskFeatures(GraphTransform):
+class MaskFeatures(_OfAShare):
     """Replace the features of a share of the nodes by noise from N(0.5, 0.5²), as GraphCL's code does.
 
     Args:
         ratio: The share, in [0, 1).
     """
-
-    def __init__(self, ratio: float = 0.1) -> None:
-        check_number("ratio", ratio, "in [0, 1)")
-        self.ratio = ratio
 
     def __call__(self, graph: Any) -> Any:
         """Return the graph with other features."""

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as arrow
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
+from pyarrow import parquet
 from runs import Plain, simclr, trainer
 from torch.utils.data import DataLoader, Dataset
 
@@ -115,8 +117,6 @@ def test_several_processes_write_one_file_in_the_order_of_one(tmp_path: Path) ->
 
 
 def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     data = brightness(tmp_path / "photos")
     for name in ("out.npz", "out.parquet"):
         trainer(tmp_path, RepresentationWriter(str(tmp_path / name))).predict(mean_module(), data)
@@ -143,7 +143,6 @@ def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", [None, [1.0, None]])
 def test_a_parquet_row_without_a_value_is_refused(row: Any, tmp_path: Path) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     h = arrow.array([[1.0, 2.0], row, [3.0, 2.0]], type=arrow.list_(arrow.float32(), 2))
     parquet.write_table(arrow.table({"h": h}), tmp_path / "out.parquet")
     with pytest.raises(DataError, match=r"cannot be read .*\(1 values in h are null\)"):
@@ -158,7 +157,6 @@ def test_an_array_under_the_name_of_an_archive_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_name_that_parquet_cannot_hold_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     odd = tmp_path / "images" / os.fsdecode(b"cat\xff") / "a.png"
     odd.parent.mkdir(parents=True)
     Image.new("RGB", (16, 16)).save(odd)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from test_cli import complaint
 
@@ -161,7 +162,6 @@ def test_names_of_other_bytes_than_utf8_reach_the_table(capsys: pytest.CaptureFi
 
 
 def test_a_picture_of_images_of_many_bands(capsys: pytest.CaptureFixture[str]) -> None:
-    tifffile = pytest.importorskip("tifffile")
     for index in range(2):
         bands = np.full((5, 8, 8), 100 * (index + 1), np.uint16)
         tifffile.imwrite(f"{index}.tif", bands, photometric="minisblack", planarconfig="separate")
