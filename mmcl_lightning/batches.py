@@ -186,12 +186,14 @@ def _words(shape: Any) -> str:
 
 
 def _first(batch: Any, keys: tuple[str, ...]) -> Any:
-    """Return what comes before the labels: images or views."""
+    """Return what comes before the labels: images or views, made if they are still to be made."""
+    found = batch
     if isinstance(batch, Mapping):
-        return next((batch[key] for key in keys if key in batch), None)
-    if isinstance(batch, list | tuple):
-        return batch[0] if batch else None
-    return batch
+        found = next((batch[key] for key in keys if key in batch), None)
+    elif isinstance(batch, list | tuple):
+        found = batch[0] if batch else None
+    # Of a loader that somebody reads without moving its batches; see transforms.batched.DrawnViews.
+    return found.make() if hasattr(found, "make") else found
 
 
 def join_labels(labels: Tensor) -> Tensor:

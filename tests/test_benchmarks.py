@@ -68,23 +68,22 @@ def test_the_losses_benchmark_counts_what_a_device_would_do(
     assert bench.count(lambda: x[x > 1]).waits == 1
 
 
-def test_the_views_benchmark_times_all_ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    bench, threads = load(monkeypatch, "bench_views"), torch.get_num_threads()
+def test_the_data_benchmark_times_the_same_files_in_all_ways(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bench, threads = load(monkeypatch, "bench_data"), torch.get_num_threads()
     bench.main(["--quick", "--out", str(tmp_path)])
-    record = json.loads((tmp_path / "views_cpu.json").read_text())
-    assert set(record["seconds"]) == set(bench.CASES)
-    assert all(set(sides) == {"image", "batch", "torchvision"} for sides in record["seconds"].values())
+    record = json.loads((tmp_path / "data_cpu.json").read_text())["pairs_per_second"]
+    assert set(record) == {*bench.CASES, "small, in memory", "fit"}
+    assert {"worker", "loader", "loader and device", "torchvision"} <= set(record["large"])
     assert torch.get_num_threads() == threads
-    build = bench.CASES["cifar, 32 pixels"][1]
-    pixels = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
-    images = [bench.Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels]
-    torch.manual_seed(1)
-    one = bench.one_by_one(build(), images)
-    torch.manual_seed(1)
-    assert (one - bench.at_once(build(), pixels)).abs().mean() < 0.05, "both sides make the same pictures"
-    theirs = bench.by_torchvision(bench.CASES["imagenet(32), from 64 pixels"][1](), images)
-    assert theirs.shape == (4, 3, 32, 32)
-    assert 0 <= theirs.min() < theirs.max() <= 1
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    with pytest.raises(SystemExit, match="holds 0 JPEGs, and --images asks for 8"):
+        bench.main(["--quick", "--small", str(pictures)])
+    image = bench.Image.new("RGB", (40, 30), (200, 100, 50))
+    for pair in (bench.torchvision_pair(bench.SimCLRTransform.imagenet(32)),):
+        assert [view.shape for view in pair(image)] == [(3, 32, 32)] * 2
 
 
 def test_the_knn_benchmark_compares_equal_predictions(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
@@ -15,15 +14,14 @@ from mmcl_lightning.datamodules.skipping import read_or_replace
 from mmcl_lightning.datamodules.sources import Source
 from mmcl_lightning.errors import ConfigError, ShapeError
 from mmcl_lightning.transforms import MultiView, SimCLRTransform
-from mmcl_lightning.transforms.images import PixelImage, image_size
+from mmcl_lightning.transforms.batched import ColourPlan, DrawnViews
+from mmcl_lightning.transforms.images import PixelImage, image_size, pixels_of
 
 __all__ = [
-    "BatchedViews",
+    "CutViewDataset",
     "EvalDataset",
-    "RawViewDataset",
     "ViewDataset",
     "collate_items",
-    "raw_view_dataset",
 ]
 
 
@@ -81,103 +79,56 @@ class ViewDataset(_SourceDataset):
             generator.set_state(state)
 
 
-class RawViewDataset(ViewDataset):
-    """Images with what is drawn for their views, for :class:`BatchedViews` to collate.
+class CutViewDataset(ViewDataset):
+    """Images cut and resized for their views, with what is drawn for the rest, for :meth:`collate`.
 
-    Under ``(epoch, position)`` keys: ``((C, H, W) uint8, a list of parameters, target)``. The parameters are
-    those that :class:`ViewDataset` draws for the same key.
-
-    Args:
-        source: The images.
-        transform: The augmentation of one view, and how many.
-        seed: As in :class:`ViewDataset`.
-        skip: As in :class:`ViewDataset`.
-    """
-
-    def __init__(self, source: Source, transform: MultiView, seed: int, skip: bool = False) -> None:
-        super().__init__(source, _Draw(transform), seed, skip)
-        self._view: Any = transform.transform
-
-    def collate(self) -> BatchedViews:
-        """Return what makes a batch of the items."""
-        return BatchedViews(self._view)
-
-
-class _Draw:
-    """In place of making views: the pixels and what is drawn for each view."""
-
-    def __init__(self, views: MultiView) -> None:
-        self.views = views
-
-    def __call__(self, image: PixelImage) -> Any:
-        transform: Any = self.views.transform
-        drawn = [transform.draw(*image_size(image)) for _ in range(self.views.views)]
-        if isinstance(image, Tensor):
-            return image, drawn
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1), drawn
-
-
-class BatchedViews:
-    """Collate the items of a :class:`RawViewDataset` into ``(list of (B, C, *size), targets)``.
-
-    Args:
-        transform: The augmentation of one view: a transform with ``apply_batch``.
-    """
-
-    def __init__(self, transform: SimCLRTransform) -> None:
-        self.transform = transform
-
-    def __call__(self, items: list[Any]) -> tuple[list[Tensor], Tensor]:
-        """Make the views of a batch.
-
-        Raises:
-            ConfigError: If the images are not all of one size.
-        """
-        images = [image for (image, _), _ in items]
-        sizes = {tuple(image.shape[1:]) for image in images}
-        if len(sizes) > 1:
-            (h, w), (other_h, other_w), *_ = sorted(sizes)
-            raise ConfigError(
-                f"augment is 'batch', which needs images of one size, and there are {w} x {h} and "
-                f"{other_w} x {other_h} pixels: set augment to 'image'"
-            )
-        pixels, targets = torch.stack(images), torch.tensor([target for _, target in items])
-        views = [
-            self.transform.apply_batch(pixels, parameters)
-            for parameters in zip(*(drawn for (_, drawn), _ in items), strict=True)
-        ]
-        return views, targets
-
-
-def raw_view_dataset(source: Source, transform: Any, seed: int, skip: bool = False) -> RawViewDataset:
-    """Return a data set for views that are made a batch at once.
+    Under ``(epoch, position)`` keys: ``((V, C, H, W) uint8, V parameters)`` and the target. The parameters
+    are those that :class:`ViewDataset` draws for the same key.
 
     Args:
         source: The images.
         transform: Augmentation of one view, or a MultiView.
-        seed: What is drawn is a function of it, the epoch and the position.
-        skip: Let other images stand in for those that cannot be read.
+        seed: As in :class:`ViewDataset`.
+        skip: As in :class:`ViewDataset`.
 
     Raises:
-        ConfigError: If the transform cannot make a batch at once.
+        ConfigError: If the transform is not made of such parts.
     """
-    views = transform if isinstance(transform, MultiView) else MultiView(transform)
+
+    def __init__(self, source: Source, transform: Any, seed: int, skip: bool = False) -> None:
+        views = transform if isinstance(transform, MultiView) else MultiView(transform)
+        _check_parts(views)
+        self.view: Any = views.transform
+        self.views = views.views
+        super().__init__(source, self._cut, seed, skip)
+
+    def _cut(self, image: PixelImage) -> Any:
+        drawn = [self.view.draw(*image_size(image)) for _ in range(self.views)]
+        return torch.stack([pixels_of(self.view.cut(image, parameters)) for parameters in drawn]), drawn
+
+    def collate(self, items: list[Any]) -> tuple[DrawnViews, Tensor]:
+        """Make a batch of items: views that are still to be made, and targets ``(B,)``."""
+        parameters = [drawn[view] for view in range(self.views) for (_, drawn), _ in items]
+        pixels = torch.stack([pixels for (pixels, _), _ in items], dim=1)
+        targets = torch.tensor([target for _, target in items])
+        return DrawnViews(pixels, ColourPlan.of(parameters), self.view.finish), targets
+
+
+def _check_parts(views: MultiView) -> None:
+    """Raise :class:`ConfigError` where views would not be made as the transform makes them."""
     kind = type(views.transform)
-    changed = [
-        name for name in ("__call__", "apply")
-        if getattr(kind, name, None) is not getattr(SimCLRTransform, name)
-    ]  # fmt: skip
-    if changed and getattr(kind, "apply_batch", None) in (None, SimCLRTransform.apply_batch):
+    parts = ("__call__", "apply", "cut", "finish")
+    changed = [part for part in parts if getattr(kind, part, None) is not getattr(SimCLRTransform, part)]
+    if changed:
         raise ConfigError(
-            f"augment is 'batch', which works with SimCLRTransform, and train_transform is "
-            f"{kind.__name__}, which has {changed[0]} of its own: set augment to 'image'"
+            f"augment is 'device', which works with SimCLRTransform, and train_transform is "
+            f"{kind.__name__}, which has {changed[0]} of its own: set augment to 'worker'"
         )
     if type(views) is not MultiView:
         raise ConfigError(
-            f"augment is 'batch', which works with MultiView, and train_transform is a "
-            f"{type(views).__name__}: set augment to 'image'"
+            f"augment is 'device', which works with MultiView, and train_transform is a "
+            f"{type(views).__name__}: set augment to 'worker'"
         )
-    return RawViewDataset(source, views, seed, skip)
 
 
 def collate_items(items: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What data modules of images share: batched augmentation, and how images reach a network."""
+"""What data modules of images share: where they are augmented, and how images reach a network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from mmcl_lightning._options import check_choice
 from mmcl_lightning.datamodules.base import SSLDataModule
-from mmcl_lightning.datamodules.datasets import RawViewDataset, ViewDataset, raw_view_dataset
+from mmcl_lightning.datamodules.datasets import CutViewDataset, ViewDataset
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.datamodules.sources import Source, first_readable
 from mmcl_lightning.errors import ConfigError
@@ -33,10 +33,12 @@ class ImageDataModule(SSLDataModule):
         transform says.
 
     Args:
-        augment: ``"image"``: each view by itself, as Pillow does it. ``"batch"``: the views of a batch at
-            once, as tensors, with the same draws: faster at 32 pixels, slower at 96. The pictures are the
-            same but for Pillow's rounding to 8 bits after every step, which leaves them about one grey level
-            darker. It needs images of one size and a :class:`~mmcl_lightning.transforms.SimCLRTransform`.
+        augment: ``"worker"``: the loader's worker makes the views, as Pillow does it. ``"device"``: it reads,
+            cuts and resizes, and the device of the network changes colours and blurs, a batch at once, with
+            the same draws: several times the images per worker. The pictures are the same but for Pillow's
+            rounding to 8 bits after every step, which leaves the worker's about one grey level darker. It
+            needs a :class:`~mmcl_lightning.transforms.SimCLRTransform`, and is for pretraining. A loader then
+            gives :class:`~mmcl_lightning.transforms.batched.DrawnViews`, which are views once they are moved.
         **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`SSLDataModule`.
 
     Raises:
@@ -46,9 +48,9 @@ class ImageDataModule(SSLDataModule):
     set_by = "--data.image_size, --data.mean and --data.std"
     """Options that say how images are made, for messages."""
 
-    def __init__(self, augment: Literal["image", "batch"] = "image", **kwargs: Any) -> None:
+    def __init__(self, augment: Literal["worker", "device"] = "worker", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_choice("augment", augment, ("image", "batch"))
+        check_choice("augment", augment, ("worker", "device"))
         self.augment = augment
         self._taken: Preprocessing | None = None  # what came with the weights that are judged
 
@@ -133,14 +135,14 @@ class ImageDataModule(SSLDataModule):
         return image
 
     def _view_dataset(self, source: Source) -> ViewDataset:
-        if self.augment == "image":
+        if self.augment == "worker":
             return super()._view_dataset(source)
         if self.task != "pretrain":
-            raise ConfigError("augment is 'batch', which makes views to pretrain: set augment to 'image'")
-        return raw_view_dataset(source, self._transforms()[0], self.seed, self._skips)
+            raise ConfigError("augment is 'device', which makes views to pretrain: set augment to 'worker'")
+        return CutViewDataset(source, self._transforms()[0], self.seed, self._skips)
 
     def _collate(self, dataset: ViewDataset) -> Callable[[list[Any]], Any]:
-        return dataset.collate() if isinstance(dataset, RawViewDataset) else super()._collate(dataset)
+        return dataset.collate if isinstance(dataset, CutViewDataset) else super()._collate(dataset)
 
     def _transforms(self) -> tuple[Any, Any]:
         """Return those of training and evaluation: given, of weights, or the data set's own."""

@@ -1,110 +1,179 @@
-"""The operations of the SimCLR augmentation on a whole batch, each image with parameters of its own."""
+"""What is drawn for many views at once, applied to all of them as tensors, on whatever device they lie."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["adjust_colors", "blend_with_gray", "resample", "resampling_weights"]
+from mmcl_lightning.transforms.base import check_statistics, normalise
+from mmcl_lightning.transforms.blur import BlurPadding, GaussianBlur
 
-_LUMA = (0.299, 0.587, 0.114)  # of R, G, B, as in Pillow's mode L
-_HUE = 3  # among the adjustments
+__all__ = ["ColourPlan", "DrawnViews", "Finish"]
+
+_HUE, _GRAY, _BLUR = 3, 4, 5  # after brightness, contrast and saturation
 
 
-def resampling_weights(
-    low: Tensor, high: Tensor, flip: Tensor, source: int, size: int, interpolation: str
-) -> Tensor:
-    """Weights of source pixels along one axis for a crop, an antialiased resize and a flip.
-
-    As Pillow resamples a crop: pixels outside of it have no weight, and where the crop shrinks, the filter
-    widens with it.
+@dataclass(frozen=True, eq=False)
+class ColourPlan:
+    """Which images of a batch are changed how, each in an order of its own.
 
     Args:
-        low: First pixel of each crop, shape ``(B,)``.
-        high: One past its last pixel, shape ``(B,)``.
-        flip: Whether to mirror the result, shape ``(B,)``, bool.
-        source: Pixels of the source along the axis.
-        size: Pixels of the result.
-        interpolation: ``"bilinear"`` or ``"bicubic"``.
-
-    Returns:
-        Shape ``(B, size, source)``, float32; each row sums to 1.
+        steps: One after the other: what is changed, and in how many images.
+        rows: The images of all steps, int64, one after the other.
+        values: Factor, shift or standard deviation for each of them, float32.
     """
-    low, high = low.float()[:, None, None], high.float()[:, None, None]
-    target, pixel = torch.arange(size, device=low.device), torch.arange(source, device=low.device)
-    scale = (high - low) / size
-    at = torch.where(flip[:, None], size - 1 - target, target)[:, :, None]
-    distance = (pixel + 0.5 - (low + (at + 0.5) * scale)) / scale.clamp_min(1)
-    weights = _FILTERS[interpolation](distance.abs())
-    weights = weights * ((pixel >= low) & (pixel < high))
-    return weights / weights.sum(2, keepdim=True)
+
+    steps: tuple[tuple[int, int], ...]
+    rows: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, parameters: Sequence[Any]) -> ColourPlan:
+        """Put together what is drawn for images.
+
+        Args:
+            parameters: Of each image, as :class:`~mmcl_lightning.transforms.simclr.SimCLRParameters`.
+        """
+        changes: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by place and kind
+        for row, drawn in enumerate(parameters):
+            for place, (which, value) in enumerate(drawn.jitter):
+                changes.setdefault((place, which), []).append((row, value))
+            if drawn.gray:
+                changes.setdefault((4, _GRAY), []).append((row, 0.0))
+            if drawn.sigma > 0:
+                changes.setdefault((5, _BLUR), []).append((row, drawn.sigma))
+        ordered = sorted(changes.items())
+        pairs = [pair for _, members in ordered for pair in members]
+        return cls(
+            tuple((which, len(members)) for (_, which), members in ordered),
+            torch.tensor([row for row, _ in pairs], dtype=torch.int64),
+            torch.tensor([value for _, value in pairs], dtype=torch.float32),
+        )
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> ColourPlan:
+        """Return the same with other tensors, such as on another device."""
+        return replace(self, rows=function(self.rows), values=function(self.values))
 
 
-def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Apply weights along both axes, and keep the range after each, as Pillow does.
-
-    Args:
-        images: Shape ``(B, C, H, W)``, float32 in [0, 1].
-        rows: Weights of the rows, shape ``(B, h, H)``.
-        columns: Weights of the columns, shape ``(B, w, W)``.
-
-    Returns:
-        Shape ``(B, C, h, w)``.
-    """
-    across = (images @ columns[:, None].transpose(2, 3)).clamp_(0, 1)
-    return (rows[:, None] @ across).clamp_(0, 1)
-
-
-def adjust_colors(images: Tensor, jitter: Sequence[Sequence[tuple[int, float]]]) -> Tensor:
-    """Adjust brightness, contrast, saturation and hue of every image, in an order of its own.
+@dataclass(frozen=True)
+class Finish:
+    """The last part of an augmentation: from pixels of the size of a view to a view.
 
     Gray is the mean of all channels where there are not three, and the hue is then left as it is.
 
     Args:
-        images: Shape ``(B, C, H, W)``, float32 in [0, 1]; changed in place.
-        jitter: For each image its adjustments in order: 0 brightness, 1 contrast, 2 saturation, each with a
-            factor; 3 hue with a shift in turns.
-
-    Returns:
-        ``images``.
+        size: Height and width in pixels.
+        blur_kernel: Width of the blur in pixels; None without one.
+        blur_padding: Beyond the border.
+        mean: Per-channel mean, or None.
+        std: Per-channel standard deviation, or None.
     """
-    for place in range(4):
-        chosen: list[list[int]] = [[], [], [], []]
-        for index, steps in enumerate(jitter):
-            if place < len(steps):
-                chosen[steps[place][0]].append(index)
-        for which, members in enumerate(chosen):
-            if members and (which != _HUE or images.shape[1] == 3):
-                rows = torch.tensor(members, device=images.device)
-                values = torch.tensor([jitter[i][place][1] for i in members], device=images.device)
-                images[rows] = _ADJUST[which](images[rows], values[:, None, None, None])
-    return images
+
+    size: tuple[int, int]
+    blur_kernel: int | None
+    blur_padding: BlurPadding
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    def __call__(self, pixels: Tensor, plan: ColourPlan) -> Tensor:
+        """Make views.
+
+        Args:
+            pixels: Shape ``(B, C, *size)``, uint8.
+            plan: What is drawn for them, on their device.
+
+        Returns:
+            Float32, of the same shape.
+        """
+        blur, statistics = _constants(self, pixels.device)
+        views = pixels.float().div_(255)
+        start = 0
+        for which, count in plan.steps:
+            rows, values = (part[start : start + count] for part in (plan.rows, plan.values))
+            start += count
+            if which == _HUE and views.shape[1] != 3:
+                continue
+            if which == _BLUR:
+                assert blur is not None
+                changed = blur.each(views[rows], values).clamp_(0, 1)
+            else:
+                changed = _CHANGES[which](views[rows], values[:, None, None, None])
+            views[rows] = changed
+        return normalise(views, statistics)
 
 
-def blend_with_gray(images: Tensor, factor: Tensor | float) -> Tensor:
-    """Move images ``(B, C, H, W)`` towards gray: all the way with the factor 0, not at all with 1."""
-    return _blend(images, _gray(images), factor)
+class DrawnViews:
+    """Views that are still to be made: their pixels, cut and resized, and what is drawn for their colours.
+
+    They become a list of views where they are moved to, by :meth:`to`, so that a loader's workers only read,
+    cut and resize, and the device does the rest.
+
+    Args:
+        pixels: Shape ``(V, B, C, H, W)``, uint8: V views of B images.
+        plan: What is drawn for the V * B images.
+        finish: The rest of the augmentation.
+    """
+
+    def __init__(self, pixels: Tensor, plan: ColourPlan, finish: Finish) -> None:
+        self.pixels, self.plan, self.finish = pixels, plan, finish
+
+    def make(self) -> list[Tensor]:
+        """Return the views where the pixels lie, each float32 ``(B, C, H, W)``."""
+        return list(self.finish(self.pixels.flatten(0, 1), self.plan).view(self.pixels.shape).unbind(0))
+
+    def to(self, device: Any, **options: Any) -> list[Tensor]:
+        """Return the views on a device, made there; Lightning calls it with the batch.
+
+        Args:
+            device: The device.
+            **options: As of torch's ``Tensor.to``.
+        """
+        return self._mapped(lambda tensor: tensor.to(device, **options)).make()
+
+    def pin_memory(self, *args: Any) -> DrawnViews:
+        """Return the same in pinned memory; a loader of torch calls it."""
+        return self._mapped(lambda tensor: tensor.pin_memory(*args))
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> DrawnViews:
+        return DrawnViews(function(self.pixels), self.plan.map(function), self.finish)
+
+
+@functools.lru_cache(maxsize=16)
+def _constants(finish: Finish, device: torch.device) -> tuple[GaussianBlur | None, Any]:
+    """Return blur, and mean and std, on a device: the way there would be a wait in every step."""
+    blur = None
+    if finish.blur_kernel is not None:
+        blur = GaussianBlur(finish.size, finish.blur_kernel, finish.blur_padding, device)
+    statistics = check_statistics(finish.mean, finish.std)
+    return blur, None if statistics is None else tuple(part.to(device) for part in statistics)
 
 
 def _gray(images: Tensor) -> Tensor:
     if images.shape[1] != 3:
         return images.mean(1, keepdim=True)
-    weights = torch.tensor(_LUMA, device=images.device)[:, None, None]
-    return (images * weights).sum(1, keepdim=True)
+    red, green, blue = images.unbind(1)  # weighed as in Pillow's mode L
+    return (0.299 * red).add_(green, alpha=0.587).add_(blue, alpha=0.114).unsqueeze(1)
 
 
-def _blend(images: Tensor, other: Tensor | float, factor: Tensor | float) -> Tensor:
+def _blend(images: Tensor, other: Tensor | float, factor: Tensor) -> Tensor:
     return (images * factor + other * (1 - factor)).clamp_(0, 1)
 
 
 def _brightness(images: Tensor, factor: Tensor) -> Tensor:
-    return _blend(images, 0.0, factor)
+    return (images * factor).clamp_(0, 1)
 
 
 def _contrast(images: Tensor, factor: Tensor) -> Tensor:
     return _blend(images, _gray(images).mean((2, 3), keepdim=True), factor)
+
+
+def _saturation(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(images, _gray(images), factor)
 
 
 def _hue(images: Tensor, turns: Tensor) -> Tensor:
@@ -118,24 +187,12 @@ def _hue(images: Tensor, turns: Tensor) -> Tensor:
         (g - b) * scaled,
         torch.where(value == g, (b - r) * scaled + 2, (r - g) * scaled + 4),
     )
-    steps = torch.tensor([5.0, 3.0, 1.0], device=images.device)[:, None, None]  # red, green, blue
+    steps = torch.arange(5, 0, -2, device=images.device)[:, None, None]  # red, green, blue
     k = sixth + (6 * turns + steps)
     k = k - 6 * (k / 6).floor()  # half the time of torch's remainder
     return value - chroma * torch.minimum(k, 4 - k).clamp_(0, 1)
 
 
-_ADJUST: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (_brightness, _contrast, blend_with_gray, _hue)
-
-
-def _triangle(x: Tensor) -> Tensor:
-    return (1 - x).clamp_min(0)
-
-
-def _cubic(x: Tensor) -> Tensor:
-    """Keys' cubic convolution with a = -0.5, Pillow's bicubic filter."""
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
-    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
-
-
-_FILTERS: dict[str, Callable[[Tensor], Tensor]] = {"bilinear": _triangle, "bicubic": _cubic}
+_CHANGES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    _brightness, _contrast, _saturation, _hue, _saturation
+)  # fmt: skip

@@ -44,10 +44,15 @@ class GaussianBlur:
         kernel_size: Number of taps, odd; 1 leaves images as they are.
         padding: ``"reflect"`` mirrors at the border pixel, which is not repeated (OpenCV's default and
             torchvision's choice); ``"zeros"`` lets the border darken.
+        device: Where the images lie.
     """
 
     def __init__(
-        self, size: int | tuple[int, int], kernel_size: int, padding: BlurPadding = "reflect"
+        self,
+        size: int | tuple[int, int],
+        kernel_size: int,
+        padding: BlurPadding = "reflect",
+        device: torch.device | None = None,
     ) -> None:
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ConfigError(f"blur_kernel must be odd and positive, got {kernel_size}")
@@ -60,7 +65,8 @@ class GaussianBlur:
             )
         self.radius = radius
         self._basis = {
-            side: _neighbour_sums(side, radius, padding).view(radius + 1, side * side) for side in self.size
+            side: _neighbour_sums(side, radius, padding).view(radius + 1, side * side).to(device)
+            for side in self.size
         }
 
     def __call__(self, images: Tensor, sigma: float) -> Tensor:
@@ -73,14 +79,29 @@ class GaussianBlur:
         Returns:
             A new tensor of the same shape.
         """
-        rows, columns = self.matrices(sigma)
+        taps = torch.tensor(gaussian_taps(sigma, self.radius))
+        rows, columns = (self._matrices(taps, side) for side in self.size)
         return rows @ images @ columns.T
 
-    def matrices(self, sigma: float) -> tuple[Tensor, Tensor]:
-        """Return T of rows and of columns for a standard deviation in pixels, > 0: ``(H, H)``, ``(W, W)``."""
-        taps = torch.tensor(gaussian_taps(sigma, self.radius))
-        made = {side: (taps @ basis).view(side, side) for side, basis in self._basis.items()}
-        return made[self.size[0]], made[self.size[1]]
+    def each(self, images: Tensor, sigmas: Tensor) -> Tensor:
+        """Blur every image by a width of its own.
+
+        Args:
+            images: Shape ``(n, C, H, W)``, float32.
+            sigmas: Standard deviations in pixels, > 0, shape ``(n,)``.
+
+        Returns:
+            A new tensor of the same shape.
+        """
+        distances = torch.arange(self.radius + 1, device=images.device)
+        taps = (-0.5 * (distances / sigmas[:, None]).square()).exp()
+        taps = taps / (2 * taps.sum(1, keepdim=True) - 1)  # the middle one is 1, and counts once
+        rows, columns = (self._matrices(taps, side).unsqueeze(1) for side in self.size)
+        return rows @ images @ columns.transpose(2, 3)
+
+    def _matrices(self, taps: Tensor, side: int) -> Tensor:
+        """Return T along a side of some pixels for taps ``(..., radius + 1)``: ``(..., side, side)``."""
+        return (taps @ self._basis[side]).view(*taps.shape[:-1], side, side)
 
 
 def _neighbour_sums(size: int, radius: int, padding: BlurPadding) -> Tensor:

@@ -18,9 +18,11 @@ __all__ = [
     "channel_count",
     "cover",
     "crop_image",
+    "flip_image",
     "for_the_eye",
     "image_size",
     "image_to_tensor",
+    "pixels_of",
     "resize_image",
 ]
 
@@ -63,6 +65,16 @@ def crop_image(image: PixelImage, left: int, top: int, width: int, height: int) 
         return image.crop((left, top, left + width, top + height))
 
 
+def flip_image(image: PixelImage, horizontally: bool, vertically: bool) -> PixelImage:
+    """Mirror an image left and right, top and bottom, or not at all."""
+    if isinstance(image, Tensor):
+        dims = [dim for dim, does in ((2, horizontally), (1, vertically)) if does]
+        return image.flip(dims) if dims else image
+    if horizontally:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if vertically else image
+
+
 def resize_image(image: PixelImage, height: int, width: int, bilinear: bool = False) -> PixelImage:
     """Resize an image to ``height`` x ``width`` pixels, bicubic or bilinear, antialiased."""
     if isinstance(image, Tensor):
@@ -84,6 +96,11 @@ def cover(image: PixelImage, height: int, width: int) -> PixelImage:
     else:
         size = (height, other // own[1])
     return image if size == own[::-1] else resize_image(image, *size)
+
+
+def pixels_of(image: PixelImage) -> Tensor:
+    """Return the pixels of an image as a uint8 tensor ``(C, H, W)``."""
+    return image if isinstance(image, Tensor) else torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def image_to_tensor(image: PixelImage) -> Tensor:

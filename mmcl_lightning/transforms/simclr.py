@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,16 +23,22 @@ from mmcl_lightning.transforms.base import (
     check_statistics,
     normalise,
 )
-from mmcl_lightning.transforms.batched import adjust_colors, blend_with_gray, resample, resampling_weights
+from mmcl_lightning.transforms.batched import ColourPlan, Finish
 from mmcl_lightning.transforms.blur import BlurPadding, GaussianBlur
-from mmcl_lightning.transforms.images import PixelImage, crop_image, image_size, image_to_tensor
+from mmcl_lightning.transforms.images import (
+    PixelImage,
+    crop_image,
+    flip_image,
+    image_size,
+    image_to_tensor,
+    resize_image,
+)
 
 __all__ = ["CIFAR_MEAN", "CIFAR_STD", "SimCLRParameters", "SimCLRTransform"]
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2023, 0.1994, 0.2010)
 
-_RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _CROP_ATTEMPTS = 10  # as torchvision's RandomResizedCrop
 
 
@@ -68,8 +73,10 @@ class SimCLRTransform(ImageTransform):
     once and applies the same pixel operations without the per-transform dispatch, which dominates the
     cost at 32 x 32 pixels.
 
-    Images of other than three channels, uint8 tensors, are made as :meth:`apply_batch` does it: gray is the
-    mean of their channels, and the hue stays.
+    It is also there in two parts, for many views at once: :meth:`cut` gives the pixels of a view, and
+    :attr:`finish` does the rest to a batch, on any device. Views of a call are about one grey level darker,
+    by Pillow's rounding to 8 bits after every step: its blends round down. Images of other than three
+    channels, uint8 tensors, are always made in parts: gray is the mean of their channels, and the hue stays.
 
     The defaults are :meth:`cifar` without normalisation.
 
@@ -116,7 +123,7 @@ class SimCLRTransform(ImageTransform):
         std: tuple[float, ...] | None = None,
     ) -> None:
         self._size = as_pair(size)
-        check_choice("interpolation", interpolation, sorted(_RESAMPLING))
+        check_choice("interpolation", interpolation, ("bicubic", "bilinear"))
         self.size = as_size(size)
         self.crop_scale = _interval("crop_scale", crop_scale, high=1.0)
         self.crop_ratio = _interval("crop_ratio", crop_ratio)
@@ -195,16 +202,9 @@ class SimCLRTransform(ImageTransform):
 
     def apply(self, image: PixelImage, parameters: SimCLRParameters) -> Tensor:
         """Make the view of one image that the parameters describe, shape ``(C, *size)``."""
+        image = self.cut(image, parameters)
         if isinstance(image, Tensor):
-            return self.apply_batch(image[None], [parameters])[0]
-        left, top, right, bottom = parameters.box
-        image = crop_image(image, left, top, right - left, bottom - top).resize(
-            self._size[::-1], _RESAMPLING[self.interpolation]
-        )
-        if parameters.hflip:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        if parameters.vflip:
-            image = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+            return self.finish(image[None], ColourPlan.of([parameters]))[0]
         for which, value in parameters.jitter:
             image = _ADJUST[which](image, value)
         if parameters.gray:
@@ -214,34 +214,19 @@ class SimCLRTransform(ImageTransform):
             view = self._blur(view, parameters.sigma).clamp_(0.0, 1.0)
         return normalise(view, self._statistics)
 
-    def apply_batch(self, images: Tensor, parameters: Sequence[SimCLRParameters]) -> Tensor:
-        """Make the views of many images at once.
+    def cut(self, image: PixelImage, parameters: SimCLRParameters) -> PixelImage:
+        """Crop, resize and flip an image, as the parameters say: its pixels before colours and blur."""
+        left, top, right, bottom = parameters.box
+        image = crop_image(image, left, top, right - left, bottom - top)
+        image = resize_image(image, *self._size, bilinear=self.interpolation == "bilinear")
+        return flip_image(image, parameters.hflip, parameters.vflip)
 
-        As :meth:`apply`, but for Pillow's rounding to 8 bits after every step: its blends round down, so that
-        its views are about one grey level darker.
-
-        Args:
-            images: uint8, shape ``(B, C, H, W)``.
-            parameters: One per image.
-
-        Returns:
-            float32, shape ``(B, C, *size)``.
-        """
-        height, width = images.shape[2:]
-        left, top, right, bottom = torch.tensor([p.box for p in parameters]).T
-        hflip = torch.tensor([p.hflip for p in parameters])
-        vflip = torch.tensor([p.vflip for p in parameters])
-        rows = resampling_weights(top, bottom, vflip, height, self._size[0], self.interpolation)
-        columns = resampling_weights(left, right, hflip, width, self._size[1], self.interpolation)
-        views = resample(images.float().div_(255), rows, columns)
-        adjust_colors(views, [p.jitter for p in parameters])
-        gray = [i for i, p in enumerate(parameters) if p.gray]
-        views[gray] = blend_with_gray(views[gray], 0.0)
-        blurred = [i for i, p in enumerate(parameters) if p.sigma > 0]
-        if self._blur is not None and blurred:
-            pairs: Any = zip(*(self._blur.matrices(parameters[i].sigma) for i in blurred), strict=True)
-            views[blurred] = resample(views[blurred], *map(torch.stack, pairs))
-        return normalise(views, self._statistics)
+    @property
+    def finish(self) -> Finish:
+        """What is done to the pixels of many views at once, after :meth:`cut`."""
+        kernel = None if self._blur is None else self.blur_kernel
+        mean, std = as_floats(self.mean), as_floats(self.std)
+        return Finish(self._size, kernel, self.blur_padding, mean, std)
 
     def crop_box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Draw a crop as torchvision's RandomResizedCrop does.

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 from PIL import Image
 
+from mmcl_lightning.batches import views_of
 from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.datamodules.pictures import PictureReader
 from mmcl_lightning.errors import ConfigError, DataError
@@ -115,7 +116,7 @@ def test_options_are_checked(options: dict[str, Any], match: str) -> None:
         PictureReader(**options)
 
 
-@pytest.mark.parametrize("augment", ["image", "batch"])
+@pytest.mark.parametrize("augment", ["worker", "device"])
 @pytest.mark.parametrize("cache", [False, True])
 def test_a_network_trains_on_four_channels(augment: str, cache: bool, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
@@ -127,7 +128,7 @@ def test_a_network_trains_on_four_channels(augment: str, cache: bool, tmp_path: 
     data = ImageFolderDataModule(
         str(tmp_path), image_size=16, channels=4, cache=cache, augment=augment, **options
     )
-    views, _ = next(iter(data.train_dataloader()))
+    views = views_of(next(iter(data.train_dataloader())))
     assert [view.shape for view in views] == [(4, 4, 16, 16)] * 2
     assert -2 <= min(v.min() for v in views) < max(v.max() for v in views) <= 2
     module = MMCL(backbone={"name": "conv4", "in_channels": 4}, projection_head="cifar")

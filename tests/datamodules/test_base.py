@@ -15,8 +15,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from mmcl_lightning.batches import views_of
 from mmcl_lightning.datamodules import ShapesDataModule, SSLDataModule
-from mmcl_lightning.datamodules.datasets import BatchedViews, ViewDataset
+from mmcl_lightning.datamodules.datasets import ViewDataset
 from mmcl_lightning.datamodules.loading import EpochSampler, ResumableDataLoader, mix_seed
 from mmcl_lightning.datamodules.sources import ArraySource, Source, balanced_subset, grouped_subset
 from mmcl_lightning.datamodules.splits import Splits
@@ -31,7 +32,7 @@ def shapes(**options: Any) -> ShapesDataModule:
 
 
 def fingerprint(batch: Any) -> tuple[float, float, int]:
-    views, targets = batch
+    views, targets = views_of(batch), batch[1]
     return views[0].double().sum().item(), views[1].double().sum().item(), int(targets.sum())
 
 
@@ -78,7 +79,7 @@ def trainer(path: Path, **options: Any) -> pl.Trainer:
         ({"seed": 2**70}, "seed must be less than"),
         ({"image_size": "8"}, "image_size must be an integer >= 8, got '8'"),
         ({"train_size": 8.0}, "train_size must be an integer >= 2, got 8.0"),
-        ({"augment": "gpu"}, "augment must be 'image' or 'batch', got 'gpu'"),
+        ({"augment": "gpu"}, "augment must be 'worker' or 'device', got 'gpu'"),
         ({"predict_split": "val"}, "predict_split must be 'all', 'train' or 'test', got 'val'"),
     ],
 )
@@ -347,36 +348,35 @@ def test_integers_of_numpy() -> None:
     assert (views[0].shape, targets.shape) == ((8, 3, 8, 8), (8,))
 
 
-# Views of a batch at once
+# Views made on the device
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("loader", ["train_dataloader", "val_dataloader"])
-def test_views_of_a_batch_are_those_of_its_images(workers: int, loader: str) -> None:
+def test_views_made_on_the_device_are_those_of_the_workers(workers: int, loader: str) -> None:
     """The same order and draws, whatever makes the pictures."""
-    one, batch = (shapes(augment=augment, num_workers=workers) for augment in ("image", "batch"))
+    one, batch = (shapes(augment=augment, num_workers=workers) for augment in ("worker", "device"))
     compared = 0
     for expected, found in zip(getattr(one, loader)(), getattr(batch, loader)(), strict=True):
         assert torch.equal(found[1], expected[1])
-        assert len(found[0]) == len(expected[0]) == 2
-        for view, wanted in zip(found[0], expected[0], strict=True):
+        for view, wanted in zip(views_of(found), expected[0], strict=True):
             assert view.shape == wanted.shape
             assert (view - wanted).abs().mean() < 0.01
             compared += 1
     assert compared >= 4
 
 
-def test_a_batch_of_views_is_a_function_of_seed_and_epoch() -> None:
-    loader = shapes(augment="batch").train_dataloader()
+def test_views_made_on_the_device_are_a_function_of_seed_and_epoch() -> None:
+    loader = shapes(augment="device").train_dataloader()
     first = epoch_of(loader, 0)
     assert epoch_of(loader, 1) != first
-    assert epoch_of(shapes(augment="batch").train_dataloader(), 0) == first
-    assert epoch_of(shapes(augment="batch", seed=1).train_dataloader(), 0) != first
+    assert epoch_of(shapes(augment="device").train_dataloader(), 0) == first
+    assert epoch_of(shapes(augment="device", seed=1).train_dataloader(), 0) != first
 
 
-def test_what_a_batch_at_once_cannot_do_is_said() -> None:
+def test_what_the_device_cannot_do_is_said() -> None:
     with pytest.raises(ConfigError, match="is EvalTransform, which has __call__ of its own: set augment"):
-        shapes(augment="batch", train_transform=EvalTransform(32, 32)).train_dataloader()
+        shapes(augment="device", train_transform=EvalTransform(32, 32)).train_dataloader()
 
     class Mine(SimCLRTransform):
         def apply(self, image: Any, parameters: Any) -> Tensor:
@@ -387,15 +387,24 @@ def test_what_a_batch_at_once_cannot_do_is_said() -> None:
             return [self.transform(image), 1 - self.transform(image)]
 
     with pytest.raises(ConfigError, match="is Mine, which has apply of its own"):
-        shapes(augment="batch", train_transform=Mine(32)).train_dataloader()
+        shapes(augment="device", train_transform=Mine(32)).train_dataloader()
     with pytest.raises(ConfigError, match="works with MultiView, and train_transform is a Pair"):
-        shapes(augment="batch", train_transform=Pair(SimCLRTransform(32))).train_dataloader()
-    with pytest.raises(ConfigError, match="makes views to pretrain: set augment to 'image'"):
-        shapes(augment="batch", task="classify").train_dataloader()
-    collate = BatchedViews(SimCLRTransform.cifar())
-    items = [((torch.zeros(3, 8, size, dtype=torch.uint8), []), 0) for size in (8, 9)]
-    with pytest.raises(ConfigError, match="images of one size, and there are 8 x 8 and 9 x 8 pixels"):
-        collate(items)
+        shapes(augment="device", train_transform=Pair(SimCLRTransform(32))).train_dataloader()
+    with pytest.raises(ConfigError, match="makes views to pretrain: set augment to 'worker'"):
+        shapes(augment="device", task="classify").train_dataloader()
+
+
+def test_a_run_makes_the_views_on_its_device(tmp_path: Path) -> None:
+    """Lightning moves the batch, and the module gets two lists of views, whatever makes them."""
+    seen: dict[str, list[tuple[float, float, int]]] = {}
+    for augment in ("worker", "device"):
+        module = Recorder()
+        run = pl.Trainer(max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+        run.fit(module, shapes(augment=augment))
+        seen[augment] = [found for _, found in module.seen]
+    assert len(seen["device"]) == len(seen["worker"]) > 2
+    for one, other in zip(seen["worker"], seen["device"], strict=True):
+        assert one == pytest.approx(other, rel=0.05)
 
 
 def test_groups_are_held_out_as_a_whole() -> None:

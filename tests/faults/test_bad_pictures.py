@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from runs import mmcl, trainer
 
+from mmcl_lightning.batches import views_of
 from mmcl_lightning.callbacks import skipped
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import ImageFolderDataModule
@@ -53,7 +54,8 @@ def epoch(data: ImageFolderDataModule, number: int) -> tuple[torch.Tensor, torch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         batches = list(loader)
-    return torch.cat([views[0] for views, _ in batches]), torch.cat([targets for _, targets in batches])
+    found = [views_of(batch)[0] for batch in batches]
+    return torch.cat(found), torch.cat([targets for _, targets in batches])
 
 
 def test_an_error_names_file_reason_and_option(photos: Path) -> None:
@@ -92,8 +94,8 @@ def test_a_resumed_epoch_goes_on_with_the_same_pictures(photos: Path) -> None:
     assert torch.equal(rest, whole[8:])
 
 
-def test_a_batch_at_once_has_them_too(photos: Path) -> None:
-    views, targets = epoch(folder(photos, augment="batch"), 0)
+def test_views_made_on_the_device_have_them_too(photos: Path) -> None:
+    views, targets = epoch(folder(photos, augment="device"), 0)
     plain, labels = epoch(folder(photos), 0)
     assert torch.equal(targets, labels)
     assert (views - plain).abs().max() < 0.05  # Pillow rounds to 8 bits in between

@@ -45,3 +45,11 @@ def test_a_constant_image_stays_constant_when_reflected() -> None:
 def test_kernel_is_checked() -> None:
     with pytest.raises(ConfigError, match="odd and positive, got 2"):
         GaussianBlur(8, 2)
+
+
+@pytest.mark.parametrize("padding", ["reflect", "zeros"])
+def test_each_image_is_blurred_by_its_own_width(padding: str) -> None:
+    blur, sigmas = GaussianBlur((12, 20), 5, padding), torch.tensor([0.1, 0.7, 2.0])
+    images = torch.rand(3, 3, 12, 20, generator=torch.Generator().manual_seed(0))
+    expected = [blur(image, float(sigma)) for image, sigma in zip(images, sigmas, strict=True)]
+    torch.testing.assert_close(blur.each(images, sigmas), torch.stack(expected))

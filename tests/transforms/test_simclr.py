@@ -20,6 +20,8 @@ from mmcl_lightning.transforms import (
     SimCLRTransform,
     simclr,
 )
+from mmcl_lightning.transforms.batched import ColourPlan
+from mmcl_lightning.transforms.images import pixels_of
 
 
 def photo(size: int = 32, seed: int = 0) -> Image.Image:
@@ -211,8 +213,8 @@ def test_views_that_are_not_square() -> None:
     torch.manual_seed(0)
     transform = SimCLRTransform((12, 28), blur_prob=1.0)
     parameters = transform.draw(50, 40)
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    batched = transform.apply_batch(pixels[None], [parameters])[0]
+    pixels = pixels_of(transform.cut(image, parameters))
+    batched = transform.finish(pixels[None], ColourPlan.of([parameters]))[0]
     torch.testing.assert_close(batched, transform.apply(image, parameters), atol=8 / 255, rtol=0)
 
 
