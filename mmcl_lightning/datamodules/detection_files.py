@@ -23,7 +23,8 @@ from mmcl_lightning.transforms.images import PixelImage
 
 __all__ = ["DetectionSource", "Objects", "labelled", "list_objects", "read_annotation"]
 
-_LONGEST = 2**24  # bytes of an annotation; one of VOC has a few thousand
+_LONGEST = 2**20  # bytes of an annotation; one of VOC has a few thousand
+_SHOWN = 50  # characters of a name in a message
 _FARTHEST = 1e6  # pixels
 #: A declaration, such as DOCTYPE or ENTITY, by which XML grows or names other files; comments are none.
 _DECLARATION = re.compile(r"<!(?!--|\[CDATA\[)")
@@ -133,7 +134,7 @@ def list_objects(root: Path, year: int, split: str) -> list[Objects]:
         place = f"VOC{year}: {files.folder / table}, {where}"
         path = files.folder / "JPEGImages" / pictures.get(name, "")
         if name not in pictures or not is_picture(str(path)):
-            raise DataError(f"{place}: there is no image {name!r} in {files.folder / 'JPEGImages'}")
+            raise DataError(f"{place}: there is no image {name[:_SHOWN]!r} in {files.folder / 'JPEGImages'}")
         if again[name] > 1:
             raise DataError(f"{place}: the image {name!r} is listed {again[name]} times")
         annotation = files.folder / "Annotations" / f"{name}.xml"
@@ -159,9 +160,10 @@ def labelled(parts: Sequence[Sequence[Objects]], classes: Sequence[str]) -> list
     if strange := named - known.keys():
         first = next(o for o in everyone if strange & set(o.names))
         name = next(name for name in first.names if name in strange)
+        shown = [one[:_SHOWN] for one in sorted(named)[:30]]
         raise DataError(
-            f"{first.annotation}: there is no class {name!r} among {', '.join(classes)}: set "
-            f"--data.class_names to those of your data, which names {', '.join(sorted(named)[:30])}"
+            f"{first.annotation}: there is no class {name[:_SHOWN]!r} among {', '.join(classes)}: set "
+            f"--data.class_names to those of your data, which names {', '.join(shown)}"
         )
     return [
         DetectionSource([
@@ -190,7 +192,8 @@ def read_annotation(path: Path, image: Path) -> Objects:
         where = f"{path}, object {number}"
         name, hard = (part.findtext("name") or "").strip(), (part.findtext("difficult") or "0").strip()
         if not name or hard not in ("0", "1"):
-            raise DataError(f"{where}: expected a name, and difficult as 0 or 1, got {name!r} and {hard!r}")
+            got = f"{name[:_SHOWN]!r} and {hard[:_SHOWN]!r}"
+            raise DataError(f"{where}: expected a name, and difficult as 0 or 1, got {got}")
         left, top, right, bottom = (
             _number(part, f"bndbox/{key}", where) for key in ("xmin", "ymin", "xmax", "ymax")
         )
@@ -218,7 +221,7 @@ def _parsed(path: Path) -> ET.Element:
     except OSError as error:
         raise DataError(f"the annotation {path} cannot be read ({error.strerror})") from error
     if len(content) > _LONGEST:
-        raise DataError(f"the annotation {path} has more than {_LONGEST >> 20} MiB, and is not read")
+        raise DataError(f"the annotation {path} has more than {_LONGEST:,} bytes, and is not read")
     text = content.decode("utf-8-sig", errors="replace")
     if _DECLARATION.search(text):
         raise DataError(
@@ -230,7 +233,7 @@ def _parsed(path: Path) -> ET.Element:
     except ET.ParseError as error:
         raise DataError(f"the annotation {path} is no XML ({error})") from error
     if root.tag != "annotation":
-        raise DataError(f"the annotation {path} is not of VOC: it begins with <{root.tag[:50]}>")
+        raise DataError(f"the annotation {path} is not of VOC: it begins with <{root.tag[:_SHOWN]}>")
     return root
 
 
@@ -242,5 +245,5 @@ def _number(part: ET.Element, key: str, where: object) -> float:
     except ValueError:
         value = math.nan
     if not abs(value) <= _FARTHEST:
-        raise DataError(f"{where}: expected {key} as a number of pixels, got {text[:50]!r}")
+        raise DataError(f"{where}: expected {key} as a number of pixels, got {text[:_SHOWN]!r}")
     return value

@@ -168,7 +168,8 @@ def test_one_pixel_is_a_box_and_coordinates_may_have_a_fraction(tmp_path: Path) 
         (f"<?xml version='1.0'?>\n<!ENTITY x 'xx'>{voc_xml([DOG])}", r"has a declaration such as DOCTYPE"),
         ("<a>" * 100_000 + "</a>" * 100_000, r"is not of VOC: it begins with <a>"),
         ("<annotation>" + "<a>" * 100_000, r"is no XML"),
-        (" " * (2**24 + 1), r"has more than 16 MiB"),
+        (" " * (2**20 + 1), r"has more than 1,048,576 bytes, and is not read"),
+        (voc_xml([("x" * 10_000, 1, 1, 9, 9, 0)]), r"there is no class 'x{50}' among dog, cat: set"),
     ],
 )  # fmt: skip
 def test_annotations_that_are_none(text: str, why: str, tmp_path: Path) -> None:
