@@ -254,7 +254,8 @@ def test_bad_input_is_said(data: VOCDetectionDataModule, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="an evaluation needs weights"):
         Detection()
     with pytest.raises(
-        ConfigError, match=r"the feature pyramid needs the layers of a torchvision ResNet, .* is a Conv4: set"
+        ConfigError,
+        match=r"feature pyramid needs the layers of a torchvision ResNet, .* is mmcl_lightning's Conv4: set",
     ):
         detection(backbone="conv4")
     for option in ("channels", "hidden", "regions", "num_classes"):
@@ -324,6 +325,11 @@ def test_the_command_line_and_its_report(
     last = record["metrics"]["detection/ap50"]["curve"][-1][3]
     assert float(row.split("│")[2]) == pytest.approx(last, rel=1e-4, abs=1e-6)
     assert "random weights" not in tested.err
+    main([*fit, "--trainer.max_steps=8", "--trainer.val_check_interval=8", "--ckpt_path=last"])
+    capsys.readouterr()
+    (resumed,) = (tmp_path / "runs" / "detection_voc").glob("version_[1-9]/ledger.json")
+    assert json.loads(resumed.read_text())["config"]["model"]["init_args"]["checkpoint"] == "random"
+    resumed.unlink()
     main(["report", "runs/detection_voc", "--out", "r.md"])
     text = (tmp_path / "r.md").read_text()
     assert "## Detection pets, 4 training images, batch 2" in text
