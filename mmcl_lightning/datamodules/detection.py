@@ -98,6 +98,10 @@ class VOCDetectionDataModule(WholeImageDataModule):
         )  # fmt: skip
         for year in years:
             check_whole(0, years=year)
+        if isinstance(class_names, str) or not all(isinstance(name, str) for name in class_names or ()):
+            raise ConfigError(
+                f"data.class_names must be a list of names, such as '[dog,cat]', got {class_names!r}"
+            )
         classes = list(VOC_CLASSES if class_names is None else class_names)
         for name, values in (("years", list(years)), ("class_names", classes)):
             if not values or len(set(values)) < len(values):

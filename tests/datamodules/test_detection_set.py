@@ -248,6 +248,8 @@ def test_other_endings_than_jpg(tmp_path: Path) -> None:
         ({"years": [2007, 2007]}, r"data\.years must name each once"),
         ({"years": ["x"]}, "years must be an integer >= 0, got 'x'"),
         ({"class_names": ["a", "a"]}, r"data\.class_names must name each once"),
+        ({"class_names": "dog"}, r"data\.class_names must be a list of names, such as .*, got 'dog'"),
+        ({"class_names": [1, 2]}, r"data\.class_names must be a list of names"),
         ({"class_names": []}, r"data\.class_names must name each once, and at least one"),
         ({"short_sides": []}, r"data\.short_sides must name one length"),
         ({"eval_short_side": 0}, "eval_short_side must be an integer >= 1, got 0"),
