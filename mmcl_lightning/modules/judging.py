@@ -72,6 +72,13 @@ class JudgingModule(ResumableModule):
         """Make images as those of the weights were."""
         take_over(self, keep_data=self.keep_data)
 
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        """Refuse, where a subclass has no representations to write."""
+        raise ConfigError(
+            f"predict writes representations, and {type(self).__name__} has none: `mmcl embed --checkpoint "
+            "FILE` writes those of its backbone"
+        )
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take up the origin of the weights."""
         super().on_load_checkpoint(checkpoint)

@@ -278,6 +278,10 @@ def test_bad_input_is_said(data: VOCDetectionDataModule, tmp_path: Path) -> None
         ShapeError, match="the images have 3 channels, and the backbone's first layer takes 4"
     ):
         fitted(tmp_path, data, module=detection(backbone={"name": "resnet18", "in_channels": 4}))
+    with pytest.raises(
+        ConfigError, match="predict writes representations, and Detection has none: `mmcl embed"
+    ):
+        trainer(tmp_path).predict(detection(), data)
     with pytest.raises(NumericalError, match=r"the loss is not finite: set --model\.lr lower"):
         fitted(tmp_path, data, module=detection(lr=1e12, warmup=0), max_epochs=3)
 
