@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,6 +59,7 @@ DATA_MODULES = {
     "TUDataModule": "test_tu.py",
     "TransferDataModule": "test_transfer_sets.py",
     "UCF101DataModule": "test_ucf101.py",
+    "VOCDetectionDataModule": "test_detection_set.py",
 }
 
 
@@ -181,6 +182,47 @@ def write_normals(root: Path, train: int = 4, test: int = 3, size: tuple[int, in
                 path = root / kind / split / f"{index:05d}.{suffix}"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels).save(path)
+
+
+#: An object: name, xmin, ymin, xmax, ymax, difficult.
+Box = tuple[str, int, int, int, int, int]
+
+
+def voc_xml(objects: Sequence[Box], size: tuple[int, int] = (48, 32)) -> str:
+    """An annotation; the file that it names is none."""
+    parts = "".join(
+        f"<object><name>{name}</name><difficult>{hard}</difficult><bndbox><xmin>{left}</xmin>"
+        f"<ymin>{top}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax></bndbox></object>"
+        for name, left, top, right, bottom, hard in objects
+    )
+    return (
+        "<annotation><filename>none.jpg</filename><path>/none/none.jpg</path>"
+        f"<size><width>{size[0]}</width><height>{size[1]}</height><depth>3</depth></size>{parts}</annotation>"
+    )
+
+
+def write_voc(root: Path, year: int = 2007, train: int = 4, test: int = 3) -> Path:
+    """Write ``VOCdevkit/VOCyear``: images of 48 x 32 pixels with a red dog and, from the second on, a cat.
+
+    The dog is 16 x 12 pixels from (4, 5) on, moved to the right by the number of the image; the cat, blue and
+    difficult in every other one, is 20 x 16 from (28, 16).
+    """
+    folder = root / "VOCdevkit" / f"VOC{year}"
+    for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    names = {"trainval": range(train), "test": range(train, train + test)}
+    for split, numbers in names.items():
+        (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{n:06d}\n" for n in numbers))
+        for number in numbers:
+            pixels = np.full((32, 48, 3), 128, dtype=np.uint8)
+            pixels[5:17, 4 + number : 20 + number] = (200, 20, 20)
+            objects: list[Box] = [("dog", 5 + number, 6, 20 + number, 17, 0)]
+            if number:
+                pixels[16:32, 28:48] = (20, 20, 200)
+                objects.append(("cat", 29, 17, 48, 32, number % 2))
+            Image.fromarray(pixels).save(folder / "JPEGImages" / f"{number:06d}.jpg")
+            (folder / "Annotations" / f"{number:06d}.xml").write_text(voc_xml(objects))
+    return folder
 
 
 def mmcl(seed: int = 0, **changes: Any) -> MMCL:

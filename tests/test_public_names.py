@@ -21,7 +21,7 @@ PUBLIC = {
     "cli": "main",
     "datamodules": "CIFAR100DataModule CIFAR10DataModule FewShotDataModule ImageDataModule "
     "ImageFolderDataModule NormalsDataModule SSLDataModule STL10DataModule ShapesDataModule Splits "
-    "TUDataModule TransferDataModule UCF101DataModule",
+    "TUDataModule TransferDataModule UCF101DataModule VOCDetectionDataModule",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "features": "FeaturePass collect_features encode evaluating feature_pass pictures_of",
@@ -36,9 +36,9 @@ PUBLIC = {
     "knn_accuracy knn_predict knn_scores logistic_path mean_normal nearest_code nearest_prototype rankme "
     "recall_at_k "
     "sharded_knn_accuracy uniformity voc_detection_ap",
-    "models": "Conv4 GIN GraphEncoder ProjectionHead PyramidPooling build_backbone dilate explained "
-    "feature_dim feature_map",
-    "modules": "ClassifierModule ContrastiveModule EVALUATION_PROTOCOLS EvaluationProtocol "
+    "models": "Conv4 GIN GraphEncoder ProjectionHead PyramidPooling build_backbone build_detector dilate "
+    "explained feature_dim feature_map",
+    "modules": "ClassifierModule ContrastiveModule Detection EVALUATION_PROTOCOLS EvaluationProtocol "
     "FewShotEvaluation FineTune LOGISTIC_PROTOCOLS LinearEvaluation LogisticEvaluation "
     "LogisticProtocol MMCL MoCo PretrainedBackbone PretrainingModule SimCLR "
     "SurfaceNormals export_backbone",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import write_normals, write_tu
+from runs import write_normals, write_tu, write_voc
 
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError
@@ -56,6 +56,15 @@ SMALL_NORMALS = [
     "--data.eval_short_side=32",
     "--data.num_workers=0",
 ]
+#: The same for detection.
+SMALL_DETECTION = [
+    *[option for option in SMALL_NORMALS if not option.startswith(("--model.codes", "--model.hidden"))],
+    "--model.channels=4",
+    "--model.hidden=4",
+    "--model.regions=8",
+    "--data.years=[2007]",
+    "--data.class_names=[dog,cat]",
+]
 #: Those that take no step.
 FITTED = ("few_shot.yaml", "folder_logistic.yaml", "transfer_linear.yaml")
 
@@ -79,6 +88,9 @@ def test_recipe_trains_and_resumes(name: str, folder: Path, capsys: pytest.Captu
     if name == "normals_nyuv2.yaml":
         write_normals(folder / "data")
         small = SMALL_NORMALS
+    if name == "detection_voc.yaml":
+        write_voc(folder / "data")
+        small = SMALL_DETECTION
     options = [
         *small,
         "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",

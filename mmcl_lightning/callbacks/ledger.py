@@ -181,6 +181,9 @@ def _config(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
             data = config.get("data")
             if isinstance(data, dict) and isinstance(data.get("init_args"), dict):
                 data["init_args"].pop("root", None)  # where the images lie is not what they are
+            options = (config.get("model") or {}).get("init_args") or {}
+            if "checkpoint" in options and isinstance(origin := getattr(module, "checkpoint", None), str):
+                options["checkpoint"] = origin  # where an evaluation is resumed, it has its own file there
             # Nor the files that it was read from and went on from.
             return {name: value for name, value in config.items() if name not in ("config", "ckpt_path")}
     kind = type(module)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmcl_lightning.datamodules.base import SSLDataModule
     from mmcl_lightning.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
+    from mmcl_lightning.datamodules.detection import VOCDetectionDataModule
     from mmcl_lightning.datamodules.few_shot import FewShotDataModule
     from mmcl_lightning.datamodules.image_folder import ImageFolderDataModule
     from mmcl_lightning.datamodules.images import ImageDataModule
@@ -33,6 +34,7 @@ __all__ = [
     "TUDataModule",
     "TransferDataModule",
     "UCF101DataModule",
+    "VOCDetectionDataModule",
 ]
 
 # Loaded when asked for: a worker that is spawned reads images, and needs no Lightning (several seconds).
@@ -50,6 +52,7 @@ _HOMES = {
     "TUDataModule": "tu",
     "TransferDataModule": "transfer",
     "UCF101DataModule": "ucf101",
+    "VOCDetectionDataModule": "detection",
 }
 
 

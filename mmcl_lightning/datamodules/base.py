@@ -78,6 +78,8 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
     """What is done about images that cannot be read, ``"error"`` or ``"skip"``; see ImageFolderDataModule."""
     collate_fn: Callable[[list[Any]], Any] = staticmethod(collate_items)
     """Makes a batch of items; that of a subclass may know other items than tensors."""
+    contrasts = True
+    """Whether a batch needs two items: views of one are compared with those of others."""
     keep_last_batch = False
     """Whether to pretrain on the last batch of an epoch where it is smaller, but for one of a single item."""
 
@@ -96,10 +98,11 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
         eval_transform: ImageTransform | nn.Module | None = None,
     ) -> None:
         super().__init__()
-        if not is_whole(batch_size) or batch_size < 2:
+        if self.contrasts and (not is_whole(batch_size) or batch_size < 2):
             raise ConfigError(
                 f"batch_size must be at least 2, since a contrast needs two images; got {batch_size!r}"
             )
+        check_whole(1, batch_size=batch_size)
         check_whole(1, eval_batch_size=eval_batch_size)
         check_whole(0, num_workers=num_workers, seed=seed)
         subsets = {"train": train_subset, "test": test_subset, "validation": validation_subset}

@@ -11,24 +11,36 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from mmcl_lightning._options import check_whole
-from mmcl_lightning.datamodules.images import ImageDataModule
-from mmcl_lightning.datamodules.loading import EpochSampler, EvenSampler, ResumableDataLoader, mix_seed
+from mmcl_lightning.datamodules.loading import mix_seed
 from mmcl_lightning.datamodules.normal_files import NormalSource, list_normals, unit_normals
-from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.datamodules.splits import Splits
+from mmcl_lightning.datamodules.whole_images import WholeImageDataModule
 from mmcl_lightning.errors import ConfigError, DataError
-from mmcl_lightning.transforms import ImageTransform, ShortSide
-from mmcl_lightning.transforms.base import check_statistics
+from mmcl_lightning.transforms import ShortSide
 
 __all__ = ["NormalsDataModule"]
 
 _STRIDE = 8  # pixels from one label to the next, and what sides are padded to
 
 
-class NormalsDataModule(ImageDataModule):
+def _padded(items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Make a batch of items of any sizes, padded at the right and bottom to one size, a multiple of 8.
+
+    Of the normals every eighth is kept: the pixel nearest to the middle of its 8 x 8 pixels.
+    """
+    height, width = (-(-max(image.shape[d] for image, _ in items) // _STRIDE) * _STRIDE for d in (1, 2))
+
+    def stacked(tensors: list[Tensor]) -> Tensor:
+        return torch.stack([F.pad(t, (0, width - t.shape[2], 0, height - t.shape[1])) for t in tensors])
+
+    images, normals = (stacked(list(part)) for part in zip(*items, strict=True))
+    middle = _STRIDE // 2
+    return images, normals[:, :, middle::_STRIDE, middle::_STRIDE].contiguous()
+
+
+class NormalsDataModule(WholeImageDataModule):
     """Images with a normal for every pixel: ``root/{image,normal}/{train,test}/NAME.{png,jpg}``.
 
     A normal is a colour, ``2 * pixel / 255 - 1``, and is valid where that has a length of 0.9 to 1.1. Errors
@@ -62,7 +74,8 @@ class NormalsDataModule(ImageDataModule):
             image and its normals differ in size.
     """
 
-    set_by = "--data.mean and --data.std"
+    multiple = _STRIDE
+    collate_training = staticmethod(_padded)
 
     def __init__(
         self,
@@ -84,24 +97,9 @@ class NormalsDataModule(ImageDataModule):
                 "norm has no deviation of a single value"
             )
         super().__init__(
-            batch_size=batch_size, eval_batch_size=1, num_workers=num_workers, train_subset=train_subset,
-            test_subset=test_subset, seed=seed, predict_split="test",
+            root, short_sides, eval_short_side, longest, mean, std, batch_size=batch_size,
+            num_workers=num_workers, train_subset=train_subset, test_subset=test_subset, seed=seed,
         )  # fmt: skip
-        check_whole(_STRIDE, eval_short_side=eval_short_side, longest=longest)
-        if not short_sides:
-            raise ConfigError("data.short_sides must name one length in pixels or more, got none")
-        for side in short_sides:
-            check_whole(_STRIDE, short_sides=side)
-        check_statistics(mean, std)
-        self.root = root
-        self.short_sides = tuple(int(side) for side in short_sides)
-        self.eval_short_side, self.longest = int(eval_short_side), int(longest)
-        self.mean, self.std = mean, std
-
-    @property
-    def folder(self) -> str:
-        """Name of the folder, by which reports tell data sets apart."""
-        return Path(self.root).expanduser().resolve().name
 
     @property
     def class_names(self) -> None:
@@ -137,63 +135,13 @@ class NormalsDataModule(ImageDataModule):
             )
         return drawn
 
-    def train_dataloader(self) -> ResumableDataLoader:
-        """Training images in a new order every epoch, with the normals at an eighth of their size.
+    def training_set(self, source: Any, transform: ShortSide) -> _TrainingPairs:
+        """Return images with the normals at an eighth of their size."""
+        return _TrainingPairs(source, transform, self.short_sides, self.seed)
 
-        Raises:
-            ConfigError: If one batch over all devices needs more images than there are.
-        """
-        source: Any = self.splits.pretrain
-        if self.batch_size * self._world_size > len(source):
-            raise ConfigError(
-                f"data.batch_size is {self.batch_size} on each of {self._world_size} devices, and there are "
-                f"only {len(source)} training images"
-            )
-        transform: Any = self._transforms()[0]
-        dataset = _TrainingPairs(source, transform, self.short_sides, self.seed)
-        return ResumableDataLoader(
-            dataset=dataset,
-            batch_size=self.batch_size,
-            sampler=EpochSampler(dataset, self._world_size, self._rank, seed=self.seed),
-            drop_last=True,
-            collate_fn=_padded,
-            **self._loader_options(),
-        )
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        """What :meth:`test_dataloader` gives."""
-        return self.test_dataloader()
-
-    def test_dataloader(self) -> DataLoader[Any]:
-        """Test images one by one, with the normals of all their pixels, shared between processes."""
-        dataset = _TestPairs(self.splits.heldout, self._transforms()[1])
-        sampler = EvenSampler(dataset, self._world_size, self._rank)
-        return DataLoader(
-            dataset=dataset, batch_size=1, shuffle=False, sampler=sampler, **self._loader_options()
-        )
-
-    def default_train_transform(self) -> ImageTransform:
-        """Return the resizing, whose length is drawn anew for every batch."""
-        return self.default_eval_transform()
-
-    def default_eval_transform(self) -> ImageTransform:
-        """Return the resizing of the images that are judged."""
-        return ShortSide(self.eval_short_side, self.longest, _STRIDE, self.mean, self.std)
-
-    def eval_transform_like(self, found: Preprocessing) -> ImageTransform:
-        """Return the same, with the mean and std that came with weights where none are given.
-
-        Args:
-            found: What came with them.
-        """
-        mean, std = found.statistics or (None, None)
-        mean, std = (mean, std) if self.mean is None else (self.mean, self.std)
-        return ShortSide(self.eval_short_side, self.longest, _STRIDE, mean, std)
-
-    train_transform_like = eval_transform_like
-
-    def compare(self, found: Preprocessing) -> None:
-        """Compare nothing: size and resizing are the protocol's, whatever the weights were trained on."""
+    def test_set(self, source: Any, transform: ShortSide) -> _TestPairs:
+        """Return images with the normals of all pixels of their files."""
+        return _TestPairs(source, transform)
 
 
 class _TrainingPairs(Dataset[Any]):
@@ -238,18 +186,3 @@ class _TestPairs(Dataset[Any]):
         image, colours = self.source.pair(key if key >= 0 else ~key)
         normals = unit_normals(np.asarray(colours))
         return self.transform(image), normals if key >= 0 else torch.zeros_like(normals)  # a filling
-
-
-def _padded(items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Make a batch of items of any sizes, padded at the right and bottom to one size, a multiple of 8.
-
-    Of the normals every eighth is kept: the pixel nearest to the middle of its 8 x 8 pixels.
-    """
-    height, width = (-(-max(image.shape[d] for image, _ in items) // _STRIDE) * _STRIDE for d in (1, 2))
-
-    def stacked(tensors: list[Tensor]) -> Tensor:
-        return torch.stack([F.pad(t, (0, width - t.shape[2], 0, height - t.shape[1])) for t in tensors])
-
-    images, normals = (stacked(list(part)) for part in zip(*items, strict=True))
-    middle = _STRIDE // 2
-    return images, normals[:, :, middle::_STRIDE, middle::_STRIDE].contiguous()

@@ -15,6 +15,7 @@ from mmcl_lightning.batches import join_labels
 from mmcl_lightning.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
 from mmcl_lightning.datamodules.sources import Source
 from mmcl_lightning.datamodules.transfer_files import PublishedFiles, Row, ascending, draw_thirty
+from mmcl_lightning.datamodules.transfer_names import VOC_CLASSES
 
 __all__ = ["TRANSFER_SETS", "Parts", "TransferSet"]
 
@@ -194,20 +195,13 @@ def _sun397(files: PublishedFiles) -> Parts:
     return Parts(names, part("Training_01.txt"), None, part("Testing_01.txt"))
 
 
-_VOC = [
-    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
-    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
-    "tvmonitor",
-]  # fmt: skip
-
-
 def _voc2007(files: PublishedFiles) -> Parts:
     def part(split: str) -> Source:
         table = f"ImageSets/Main/{split}.txt"
         images = files.lines(table)
         position = {image: row for row, (_, image) in enumerate(images)}
-        labels = torch.zeros(len(images), len(_VOC), dtype=torch.bool)
-        for index, name in enumerate(_VOC):
+        labels = torch.zeros(len(images), len(VOC_CLASSES), dtype=torch.bool)
+        for index, name in enumerate(VOC_CLASSES):
             of_class = f"ImageSets/Main/{name}_{split}.txt"
             for where, line in files.lines(of_class):
                 image, value = (*line.split(), "")[:2]
@@ -217,7 +211,7 @@ def _voc2007(files: PublishedFiles) -> Parts:
         rows = ((where, f"JPEGImages/{image}.jpg") for where, image in images)
         return files.joined(table, rows, join_labels(labels).numpy())
 
-    return Parts(list(_VOC), part("train"), part("val"), part("test"))
+    return Parts(list(VOC_CLASSES), part("train"), part("val"), part("test"))
 
 
 def _download_voc(root: str) -> None:

@@ -2,6 +2,7 @@
 
 from mmcl_lightning.models.backbones import Conv4, build_backbone, feature_dim
 from mmcl_lightning.models.dense import dilate, feature_map
+from mmcl_lightning.models.detector import build_detector
 from mmcl_lightning.models.graphs import GIN, GraphEncoder
 from mmcl_lightning.models.heads import ProjectionHead
 from mmcl_lightning.models.ppm import PyramidPooling
@@ -14,6 +15,7 @@ __all__ = [
     "ProjectionHead",
     "PyramidPooling",
     "build_backbone",
+    "build_detector",
     "dilate",
     "explained",
     "feature_dim",

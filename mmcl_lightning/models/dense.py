@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["dilate", "feature_map"]
+__all__ = ["check_resnet", "dilate", "feature_map"]
 
 _STRIDE = 8  # pixels of the image from one place to the next
 _LAYERS = ("layer1", "layer2", "layer3", "layer4")
@@ -33,13 +33,8 @@ def dilate(backbone: nn.Module) -> nn.Module:
     Raises:
         ConfigError: If it is another network.
     """
-    if not isinstance(backbone, torchvision.models.ResNet):
-        raise ConfigError(
-            "a value at every place needs the layers of a torchvision ResNet, such as resnet50, and this "
-            f"backbone is a {type(backbone).__name__}: set --model.backbone"
-        )
-    resnet: nn.Module = backbone
-    stride = backbone.conv1.stride[0] * (1 if isinstance(backbone.maxpool, nn.Identity) else 2)
+    resnet = check_resnet(backbone, "a value at every place")
+    stride = resnet.conv1.stride[0] * (1 if isinstance(resnet.maxpool, nn.Identity) else 2)
     dilation = 1
     for name in _LAYERS:
         convs = [part for part in getattr(backbone, name).modules() if isinstance(part, nn.Conv2d)]
@@ -51,7 +46,25 @@ def dilate(backbone: nn.Module) -> nn.Module:
         dilation *= 2
         for conv in convs:
             _dilate_conv(conv, dilation)
-    return resnet
+    return backbone
+
+
+def check_resnet(backbone: nn.Module, need: str) -> torchvision.models.ResNet:
+    """Return a backbone, which is to be a torchvision ResNet.
+
+    Args:
+        backbone: Any network.
+        need: What needs its layers, for the message.
+
+    Raises:
+        ConfigError: If it is another network.
+    """
+    if not isinstance(backbone, torchvision.models.ResNet):
+        raise ConfigError(
+            f"{need} needs the layers of a torchvision ResNet, such as resnet50, and this backbone is "
+            f"{type(backbone).__module__.partition('.')[0]}'s {type(backbone).__name__}: set --model.backbone"
+        )
+    return backbone
 
 
 def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:

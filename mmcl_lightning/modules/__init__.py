@@ -2,6 +2,7 @@
 
 from mmcl_lightning.modules.classifier import ClassifierModule
 from mmcl_lightning.modules.contrastive import ContrastiveModule
+from mmcl_lightning.modules.detection import Detection
 from mmcl_lightning.modules.evaluation import FineTune, LinearEvaluation
 from mmcl_lightning.modules.export import export_backbone
 from mmcl_lightning.modules.few_shot import FewShotEvaluation
@@ -25,6 +26,7 @@ __all__ = [
     "MMCL",
     "ClassifierModule",
     "ContrastiveModule",
+    "Detection",
     "EvaluationProtocol",
     "FewShotEvaluation",
     "FineTune",

@@ -4,39 +4,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl_lightning._lightning import replace_hyperparameters
 from mmcl_lightning._options import check_choice, check_number
-from mmcl_lightning._specs import to_spec
 from mmcl_lightning.batches import clean_views, images_and_labels, names_of
 from mmcl_lightning.callbacks.averaging import average_anew
 from mmcl_lightning.distributed import gather_objects
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.models import explained, feature_dim
+from mmcl_lightning.modules.judging import JudgingModule, check_same_classes
 from mmcl_lightning.modules.measures import MEASURES
-from mmcl_lightning.modules.preprocessing import take_over
 from mmcl_lightning.modules.protocols import EVALUATION_PROTOCOLS
 from mmcl_lightning.modules.recording import record_options
-from mmcl_lightning.modules.resumable import ResumableModule, restoring
 from mmcl_lightning.modules.targets import LabelSets, OneClass
-from mmcl_lightning.modules.weights import backbone_from, given_weights
 from mmcl_lightning.views import mean_over_views
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["ClassifierModule"]
 
 
-class ClassifierModule(ResumableModule):
+class ClassifierModule(JudgingModule):
     """A pretrained backbone with a linear classifier on its representation h.
 
     A batch is ``images, labels = batch[0], batch[1]``, float ``(B, 3, H, W)`` and int64 ``(B,)``; rows with a
@@ -64,7 +55,6 @@ class ClassifierModule(ResumableModule):
     """
 
     tag = "classifier"
-    """What the names of its metrics begin with."""
     protocols: ClassVar[dict[str, Any]] = EVALUATION_PROTOCOLS  # by name
     metric = "top1"
     """What the result is: one of ``MEASURES``."""
@@ -84,34 +74,22 @@ class ClassifierModule(ResumableModule):
     ):
         super().__init__()
         record_options(self)
-        check_choice("preprocessing", preprocessing, ("checkpoint", "data"))
         check_choice("protocol", protocol, sorted(self.protocols))
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if value is not None:
                 check_number(name, value, ">= 0")
-        checkpoint = given_weights(checkpoint)
         self.protocol = self.protocols[protocol]
         self.num_classes = num_classes
         self.class_names: list[str] | None = None  # of the data, in the order of the scores
         # Plain numbers: a checkpoint, which has the optimizer's options, cannot hold one of NumPy.
         self._lr = None if lr is None else float(lr)
         self.weight_decay = float(self.protocol.weight_decay if weight_decay is None else weight_decay)
-        file = "random" if restoring.get() else checkpoint
-        self.backbone, source, report = backbone_from(file, backbone, cifar_stem)
-        self.preprocessing = source.pop("preprocessing")
-        self.keep_data = preprocessing == "data"
-        if not restoring.get():
-            rank_zero_info(report)
-            checkpoint = source["checkpoint"]
-        self.checkpoint = checkpoint  # the ledger says with it what pretraining was judged
-        replace_hyperparameters(self, to_spec({**self.hparams, **source, "checkpoint": checkpoint}))
+        self.backbone = self.judged_backbone(checkpoint, backbone, cifar_stem, preprocessing)
         self.classifier: nn.Linear | None
         self.register_module("classifier", None)  # made when the number of classes is known
         self.feature_norm: nn.BatchNorm1d | None
         self.register_module("feature_norm", None)  # likewise, where the protocol has it
         self.curve: list[tuple[int, int, float]] = []  # (epochs, steps, metric): survives a resume
-        self.described = ""  # the protocol as it is run, in words
-        self.protocol_texts: dict[str, str] = {}  # the same for the ledger, by the name of its number
         self._accuracy: Any = None  # of the validation at work
         self._loss_sum, self._count = 0.0, 0
         self._labelled = False  # whether any training image was
@@ -135,7 +113,7 @@ class ClassifierModule(ResumableModule):
 
     def setup(self, stage: str) -> None:
         """Make the classifier, unless a checkpoint did; make images as those of the weights were."""
-        take_over(self, keep_data=self.keep_data)
+        super().setup(stage)
         datamodule = getattr(self.trainer, "datamodule", None)
         task = getattr(datamodule, "task", "classify")
         if stage == "validate" and task != "classify":  # in training two views are refused
@@ -152,7 +130,10 @@ class ClassifierModule(ResumableModule):
                 "the data tells of no classes, and an evaluation needs labels: give them by class folders or "
                 "by --data.labels, or set model.num_classes"
             )
-        self._compare_classes(getattr(datamodule, "class_names", None))
+        names = getattr(datamodule, "class_names", None)
+        if self.classifier is not None:
+            check_same_classes(self.class_names, names)
+        self.class_names = names if names is not None else self.class_names
         if self.classifier is None:
             if classes < 2:
                 raise DataError(
@@ -166,17 +147,6 @@ class ClassifierModule(ResumableModule):
             raise ConfigError(
                 f"the checkpoint's classifier has {self.classifier.out_features} classes, the data {classes}"
             )
-
-    def _compare_classes(self, names: list[str] | None) -> None:
-        """Refuse data whose classes have other names, or another order, than those that were learnt."""
-        if names is not None and self.classifier is not None and self.class_names not in (None, names):
-            before = self.class_names or []
-            first = next((old, new) for old, new in zip_longest(before, names) if old != new)
-            raise ConfigError(
-                f"the classifier has learnt {len(before)} classes, and the data's {len(names)} are others, "
-                f"or in another order: the first that differs was {first[0]!r}, and is {first[1]!r}"
-            )
-        self.class_names = names if names is not None else self.class_names
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Return the mean loss of the labelled images of a batch, and h."""
@@ -279,27 +249,18 @@ class ClassifierModule(ResumableModule):
         name, protocol = self.hparams["protocol"], self.protocol
         limit = self.trainer.max_steps
         length = f"{limit} steps" if limit > 0 else f"{self.trainer.max_epochs} epochs"
-        self.described = (
+        text = (
             f"{name}: {protocol.optimizer.__name__} lr={group.get('initial_lr', group['lr']):g} "
             f"wd={group['weight_decay']:g} {protocol.lr_schedule}, batch {batch}, {length}, {self.mode()}, "
             f"weights {self.hparams['checkpoint']}"
         )
-        if self.preprocessing is not None:
-            self.described += f", images of {self.preprocessing['text']}"
-        self.protocol_texts[f"{self.tag}/{self.metric}"] = self.described
+        self._describe(text, self.metric)
         due = f"{protocol.steps} steps" if protocol.steps else f"{protocol.epochs} epochs"
         if (batch, length) != (protocol.batch_size, due):
             rank_zero_info(
                 f"protocol {name} has batch {protocol.batch_size} and {due}; this run has batch {batch} and "
                 f"{length}, so its accuracy does not compare with published ones"
             )
-        self._write_protocol()
-
-    def _write_protocol(self) -> None:
-        """Write to TensorBoard what is run."""
-        for logger in self.trainer.loggers:
-            if isinstance(logger, TensorBoardLogger) and self.trainer.is_global_zero:
-                logger.experiment.add_text(f"{self.tag}/protocol", self.described, self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the curve."""
@@ -309,11 +270,9 @@ class ClassifierModule(ResumableModule):
         checkpoint["class_names"] = self.class_names
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the curve and the origin of the weights, and make a classifier of the checkpoint's size."""
+        """Take up the curve, and make a classifier of the checkpoint's size."""
         super().on_load_checkpoint(checkpoint)
         self.class_names = checkpoint.get("class_names") or self.class_names
-        self.checkpoint = checkpoint.get("hyper_parameters", {}).get("checkpoint", self.checkpoint)
-        replace_hyperparameters(self, {**self.hparams, "checkpoint": self.checkpoint})
         curve = checkpoint.get("curve", [])
         self.curve = [(int(epoch), int(step), float(value)) for epoch, step, value in curve]
         self._labelled = bool(checkpoint.get("labelled", True))

@@ -10,7 +10,7 @@ from torch import nn
 from mmcl_lightning._lightning import callbacks_of
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.modules.classifier import ClassifierModule
-from mmcl_lightning.modules.resumable import ResumableModule
+from mmcl_lightning.modules.judging import JudgingModule
 from mmcl_lightning.modules.weights import digests
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["FrozenBackbone", "FrozenClassifier", "check_unchanged"]
 
 
-class FrozenBackbone(ResumableModule):
+class FrozenBackbone(JudgingModule):
     """A module with a backbone that stays what it is, bit for bit, batch norm included, or the run fails.
 
     Its constructor calls :meth:`freeze_backbone` once the backbone is there.

@@ -171,10 +171,7 @@ class LogisticEvaluation(FrozenClassifier):
         text = f"{self.hparams['protocol']}: {fit}, {words}, {self.mode()}"
         text += ", CIFAR stem" if self.hparams.get("cifar_stem") else ""
         self.protocol_texts[f"{self.tag}/{self.metric}"] = text  # the record says how images were made
-        self.described = f"{text}, weights {self.hparams['checkpoint']}"
-        if self.preprocessing is not None:
-            self.described += f", images of {self.preprocessing['text']}"
-        self._write_protocol()
+        self._describe(f"{text}, weights {self.hparams['checkpoint']}")
 
     def _features(self) -> tuple[Tensor, Tensor]:
         """Return h ``(n, F)`` and the targets of all clean labelled training images."""

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmcl_lightning._lightning import datamodule_of, replace_hyperparameters
-from mmcl_lightning._options import check_choice, check_number, check_whole
-from mmcl_lightning._specs import to_spec
+from mmcl_lightning._lightning import datamodule_of
+from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning.distributed import gather_objects
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.metrics import AngularErrors, angular_error, fit_codebook, mean_normal, nearest_code
 from mmcl_lightning.models import PyramidPooling, dilate, explained, feature_dim, feature_map
 from mmcl_lightning.modules.codebook import read_codebook
 from mmcl_lightning.modules.frozen import FrozenBackbone
-from mmcl_lightning.modules.preprocessing import take_over
 from mmcl_lightning.modules.recording import record_options
 from mmcl_lightning.modules.resumable import restoring
-from mmcl_lightning.modules.weights import backbone_from, given_weights
 from mmcl_lightning.optim import WarmupPolynomial, parameter_groups
 
 __all__ = ["SurfaceNormals"]
@@ -70,7 +66,7 @@ class SurfaceNormals(FrozenBackbone):
         NumericalError: At the end of ``fit``, if the backbone is not what it was.
     """
 
-    tag: ClassVar[str] = "normals"
+    tag = "normals"
     codebook: Tensor
 
     def __init__(
@@ -87,30 +83,18 @@ class SurfaceNormals(FrozenBackbone):
     ) -> None:
         super().__init__()
         record_options(self)
-        check_choice("preprocessing", preprocessing, ("checkpoint", "data"))
         check_whole(2, codes=codes)
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             check_number(name, value, ">= 0")
         self._lr, self.weight_decay = float(lr), float(weight_decay)
-        checkpoint = given_weights(checkpoint)
         known = torch.zeros(codes, 3)  # until the training normals are there
         if codebook is not None and not restoring.get():
             known = read_codebook(codebook, codes)
-        file = "random" if restoring.get() else checkpoint
-        self.backbone, source, report = backbone_from(file, backbone, cifar_stem)
+        self.backbone = self.judged_backbone(checkpoint, backbone, cifar_stem, preprocessing)
         dilate(self.backbone)
         self.freeze_backbone()
         self.decoder = PyramidPooling(feature_dim(self.backbone), codes, hidden)
         self.register_buffer("codebook", known)
-        self.preprocessing = source.pop("preprocessing")
-        self.keep_data = preprocessing == "data"
-        if not restoring.get():
-            rank_zero_info(report)
-            checkpoint = source["checkpoint"]
-        self.checkpoint = checkpoint  # the ledger says with it what pretraining was judged
-        replace_hyperparameters(self, to_spec({**self.hparams, **source, "checkpoint": checkpoint}))
-        self.described = ""  # the protocol as it is run, in words
-        self.protocol_texts: dict[str, str] = {}  # the same for the ledger, by the names of the numbers
         self.result: tuple[int, dict[str, float]] | None = None  # the step of the last validation, its values
         self._errors = AngularErrors()
         self._valid = False  # whether any pixel that was trained on had a normal
@@ -129,7 +113,7 @@ class SurfaceNormals(FrozenBackbone):
 
     def setup(self, stage: str) -> None:
         """Make images as those of the weights were; find the codebook before a fit."""
-        take_over(self, keep_data=self.keep_data)
+        super().setup(stage)
         if stage != "fit" or self.codebook.any():
             return
         data: Any = datamodule_of(self.trainer)
@@ -210,25 +194,17 @@ class SurfaceNormals(FrozenBackbone):
         self._validate_the_last_epoch()
         self.remember_frozen()
         codebook = self.hparams.get("codebook") or "k-means of the training normals"
-        self.described = (
+        text = (
             f"PPM decoder of {self.hparams['hidden']} channels, stride 8, {len(self.codebook)} codes by "
             f"{codebook}, SGD lr={self.lr:g} wd={self.weight_decay:g} polynomial, batch "
             f"{self.global_batch_size()}, {self.trainer.estimated_stepping_batches:.0f} steps, "
             f"{self.mode()}, weights {self.checkpoint}"
         )
-        if self.preprocessing is not None:
-            self.described += f", images of {self.preprocessing['text']}"
-        names = (*_SHARES, "median_degrees", "mean_degrees")
-        self.protocol_texts = {f"{self.tag}/{name}": self.described for name in names}
-        for logger in self.trainer.loggers:
-            if isinstance(logger, TensorBoardLogger) and self.trainer.is_global_zero:
-                logger.experiment.add_text(f"{self.tag}/protocol", self.described, self.global_step)
+        self._describe(text, *_SHARES, "median_degrees", "mean_degrees")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the codebook and the origin of the weights."""
+        """Take up the codebook."""
         super().on_load_checkpoint(checkpoint)
-        self.checkpoint = checkpoint.get("hyper_parameters", {}).get("checkpoint", self.checkpoint)
-        replace_hyperparameters(self, {**self.hparams, "checkpoint": self.checkpoint})
         saved = checkpoint["state_dict"].get("codebook")
         if saved is None or saved.shape != self.codebook.shape:  # is complained of with the other weights
             return

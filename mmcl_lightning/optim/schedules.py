@@ -83,16 +83,26 @@ class WarmupSteps(WarmupConstant):
         warmup_steps: Optimiser steps of warm-up, >= 0.
         drops: Optimiser steps from which on the rate is a tenth of what it was, increasing.
         last_epoch: Last step already done; -1 starts afresh (torch's name, the unit is steps).
+        warmup_start: Share of the rate at step 0, from which the warm-up goes to the whole at step
+            ``warmup_steps``; None for that of :class:`WarmupConstant`.
 
     Raises:
-        ConfigError: If a step is no whole number, or they do not increase.
+        ConfigError: If a step is no whole number, they do not increase, or the share is not in [0, 1].
     """
 
     _horizon = ("warmup_steps", "drops")
 
     def __init__(
-        self, optimizer: Optimizer, warmup_steps: int, drops: Sequence[int], last_epoch: int = -1
+        self,
+        optimizer: Optimizer,
+        warmup_steps: int,
+        drops: Sequence[int],
+        last_epoch: int = -1,
+        warmup_start: float | None = None,
     ) -> None:
+        if warmup_start is not None:
+            check_number("warmup_start", warmup_start, "in [0, 1]")
+        self.warmup_start = warmup_start
         self.drops = [_whole("drops", drop, minimum=0) for drop in drops]
         if sorted(set(self.drops)) != self.drops:
             raise ConfigError(f"the learning rate must drop at increasing steps, got {list(drops)}")
@@ -100,7 +110,10 @@ class WarmupSteps(WarmupConstant):
 
     def factor(self, step: int) -> float:
         """Return the share of the optimiser's learning rate that a step uses, in [0, 1]."""
-        return super().factor(step) * _DROP ** bisect.bisect_right(self.drops, step)
+        share, start = super().factor(step), self.warmup_start
+        if start is not None:
+            share = 1.0 if step >= self.warmup_steps else start + (1 - start) * step / self.warmup_steps
+        return share * _DROP ** bisect.bisect_right(self.drops, step)
 
 
 class _WarmupDecay(WarmupConstant):

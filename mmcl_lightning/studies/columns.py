@@ -13,7 +13,7 @@ __all__ = ["BESIDE_TOP1", "METRICS", "Column", "columns_of", "late_metrics", "me
 #: Metrics that a report shows by itself, in this order; other ``.../top1`` come after them.
 METRICS = (
     "knn/top1", "retrieval/R1", "cv/svc_accuracy", "probe/top1", "logistic/top1", "linear/top1",
-    "finetune/top1", "few_shot/accuracy", "normals/median_degrees",
+    "finetune/top1", "few_shot/accuracy", "normals/median_degrees", "detection/ap",
 )  # fmt: skip
 #: What data sets are judged by that are not by the top-1, and what tables call it.
 BESIDE_TOP1 = {"mean_per_class": "mean per class", "map_11point": "11-point mAP"}
@@ -115,7 +115,7 @@ def metric_title(metric: str) -> str:
         .replace("_degrees", " in degrees")
         .partition("/")
     )
-    name = BESIDE_TOP1.get(name, name)
+    name = name.upper() if place == "detection" else BESIDE_TOP1.get(name, name)
     return f"{_TITLES.get(place, place)} {name}" + (f" ({protocol})" if protocol else "")
 
 

@@ -83,6 +83,7 @@ def _data_name(record: Record) -> str:
         "Shapes": "Rendered shapes (synthetic)",
         "FewShot": "Few-shot",
         "Normals": "Surface normals",
+        "VOCDetection": "Detection",
     }.get(name, name)
     folder = record.data.get("folder")
     return f"{name} {folder}" if folder else name

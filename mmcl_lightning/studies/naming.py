@@ -17,6 +17,7 @@ _EVALUATIONS = {
     "LogisticEvaluation": "logistic regression",
     "FewShotEvaluation": "few-shot classification",
     "SurfaceNormals": "surface normals",
+    "Detection": "detection",
 }
 _LONGEST = 32  # characters of a value
 #: Last parts of names of options that say what a part is, as those before them say which part.

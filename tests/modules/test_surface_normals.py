@@ -208,7 +208,7 @@ def test_codebooks_from_files(data: NormalsDataModule, tmp_path: Path) -> None:
 def test_bad_input_is_said(data: NormalsDataModule, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="an evaluation needs weights"):
         SurfaceNormals()
-    with pytest.raises(ConfigError, match="such as resnet50, and this backbone is a Conv4"):
+    with pytest.raises(ConfigError, match="such as resnet50, and this backbone is mmcl_lightning's Conv4"):
         normals(backbone="conv4")
     for option in ("codes", "hidden"):
         with pytest.raises(ConfigError, match=f"{option} must be an integer >= "):
@@ -220,6 +220,8 @@ def test_bad_input_is_said(data: NormalsDataModule, tmp_path: Path) -> None:
         ConfigError, match="there is no codebook yet: a fit makes it; give --ckpt_path of one"
     ):
         trainer(tmp_path).test(normals(), datamodule=data, verbose=False)
+    with pytest.raises(ConfigError, match="predict writes representations, and SurfaceNormals has none"):
+        trainer(tmp_path).predict(normals(), data)
     module = normals()
     module.codebook.copy_(torch.tensor([UP, RIGHT]))
     with pytest.raises(DataError, match=r"expected a batch \(images, normals\), .*: use NormalsDataModule"):

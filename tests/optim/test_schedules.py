@@ -9,7 +9,13 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.optim import WarmupConstant, WarmupCosine, WarmupPolynomial, scale_learning_rate
+from mmcl_lightning.optim import (
+    WarmupConstant,
+    WarmupCosine,
+    WarmupPolynomial,
+    WarmupSteps,
+    scale_learning_rate,
+)
 
 
 def _optimizer(*rates: float) -> torch.optim.SGD:
@@ -118,3 +124,13 @@ def test_polynomial() -> None:
     assert rates == pytest.approx([0.5, 1.0, 0.25])
     with pytest.raises(ConfigError, match="power must be a finite number > 0, got 0"):
         WarmupPolynomial(_optimizer(1.0), 0, 4, power=0)
+
+
+def test_steps() -> None:
+    rates = _rates(WarmupSteps(_optimizer(2.0), warmup_steps=1, drops=[3, 4]), 6)
+    assert rates == pytest.approx([1.0, 2.0, 2.0, 0.2, 0.02, 0.02])
+    rates = _rates(WarmupSteps(_optimizer(1.0), warmup_steps=4, drops=[6], warmup_start=0.2), 7)
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 0.1])
+    assert _rates(WarmupSteps(_optimizer(1.0), warmup_steps=0, drops=[], warmup_start=0.5), 2) == [1.0, 1.0]
+    with pytest.raises(ConfigError, match=r"warmup_start must be a finite number in \[0, 1\], got 2"):
+        WarmupSteps(_optimizer(1.0), 0, [], warmup_start=2)
