@@ -1,6 +1,6 @@
 """Pairs of views per second of one CPU core, from JPEG files: by a worker, for the device, and by others.
 
-    python benchmarks/bench_data.py [--small PATH] [--middle PATH] [--large PATH] [--images 256] [--repeats 5]
+    python benchmarks/bench_data.py [--device cuda] [--small PATH] [--middle PATH] [--large PATH]
 
 PATH are folders of JPEGs with a folder for each class, about 32, 96 and 500 pixels long; without them
 pictures are made up. All sides decode the same files, and make two views of each by the recipe's
@@ -8,7 +8,7 @@ augmentation. *worker* is `augment: worker`; *loader* is what is left to a worke
 *loader and device* is all of it on this core, as where there is no GPU. torchvision's v2 transforms with
 the same distributions, lightly's SimCLRTransform and kornia's augmentations are timed where they are
 installed (kornia takes a batch of one size, so whole files are resized first). Then a whole `fit` of conv4
-at 32 pixels. Prints a table and writes ``data_cpu.json`` and ``data.md``.
+at 32 pixels. Prints a table and writes ``data_<device>.json`` and its section of ``data.md``.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def module(
     return data
 
 
-def read(loader: Any, move: bool = False) -> int:
-    """Read an epoch; return how many images there were."""
+def read(loader: Any, device: torch.device | None = None) -> int:
+    """Read an epoch, and make the views on a device; return how many images there were."""
     count = 0
     for views, targets in loader:
-        if move:
-            views.to(torch.device("cpu"))
+        if device is not None:
+            views.to(device, non_blocking=True)
         count += len(targets)
     return count
 
@@ -145,7 +145,7 @@ def by_kornia(transform: SimCLRTransform, paths: Sequence[str]) -> Callable[[], 
 
 
 def our_sides(
-    root: Path, transform: SimCLRTransform, count: int, cache: bool = False
+    root: Path, transform: SimCLRTransform, count: int, device: torch.device, cache: bool = False
 ) -> dict[str, Callable[[], object]]:
     """What is timed of this package."""
     augments = ("worker", "device")
@@ -153,14 +153,16 @@ def our_sides(
     return {
         "worker": partial(read, loaders["worker"]),
         "loader": partial(read, loaders["device"]),
-        "loader and device": partial(read, loaders["device"], move=True),
+        "loader and device": partial(read, loaders["device"], device),
     }
 
 
-def sides(root: Path, transform: SimCLRTransform, count: int) -> dict[str, Callable[[], object]]:
+def sides(
+    root: Path, transform: SimCLRTransform, count: int, device: torch.device
+) -> dict[str, Callable[[], object]]:
     """What is timed on the same files."""
     paths = [str(path) for path in sorted((root / "train").rglob("*.jpg"))]
-    found = our_sides(root, transform, count)
+    found = our_sides(root, transform, count, device)
     others = {"torchvision": torchvision_pair, "lightly": lightly_pair}
     for name, build in others.items():
         if importlib.util.find_spec(name) is not None:
@@ -172,12 +174,12 @@ def sides(root: Path, transform: SimCLRTransform, count: int) -> dict[str, Calla
     return found
 
 
-def fit(root: Path, augment: str, count: int) -> None:
+def fit(root: Path, augment: str, count: int, device: torch.device) -> None:
     """Train conv4 by SimCLR for an epoch."""
     data = module(root, SimCLRTransform.cifar(32), augment, count)
     run = pl.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, limit_val_batches=0,
+        max_epochs=1, accelerator=device.type, devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
     )  # fmt: skip
     run.fit(SimCLR(backbone="conv4", projection_head="cifar"), data)
 
@@ -190,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--images", type=int, default=256)
     options.add_argument("--repeats", type=int, default=5)
     chosen = options.parse_args(arguments)
-    device, threads = torch.device("cpu"), torch.get_num_threads()
+    device, threads = torch.device(chosen.device), torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker of a data loader
     count, repeats = (8, 2) if chosen.quick else (chosen.images, chosen.repeats)
     times: dict[str, dict[str, list[float]]] = {}
@@ -199,16 +201,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, (_, size, build) in CASES.items():
             own = count if name != "large" else max(8, count // 4)
             put_files(Path(scratch, name), own, size, getattr(chosen, name))
-            groups = {name: sides(Path(scratch, name), build(), own)}
+            groups = {name: sides(Path(scratch, name), build(), own, device)}
             if name == "small":
-                groups["small, in memory"] = our_sides(Path(scratch, name), build(), own, cache=True)
+                groups["small, in memory"] = our_sides(Path(scratch, name), build(), own, device, cache=True)
             for group, timed in groups.items():
                 for side in timed.values():  # files come from the disk's cache from now on
                     side()
                 taken = common.interleave(timed, dict.fromkeys(timed, repeats), device)
                 times[group] = {side: [own / s for s in values] for side, values in taken.items()}
         fits: dict[str, Callable[[], object]] = {
-            augment: partial(fit, Path(scratch, "small"), augment, count) for augment in ("worker", "device")
+            augment: partial(fit, Path(scratch, "small"), augment, count, device)
+            for augment in ("worker", "device")
         }
         taken = common.interleave(fits, dict.fromkeys(fits, repeats), device)
         times["fit"] = {augment: [count / s for s in values] for augment, values in taken.items()}
