@@ -115,7 +115,12 @@ class MMCLCLI(LightningCLI):
             return
         self._saved = self._saved or read_checkpoint(path)
         if "checkpoint" in options:  # an evaluation, whose own checkpoint has the backbone that it judges
-            origin = self._saved["hyper_parameters"].get("checkpoint")
+            if "checkpoint" not in self._saved["hyper_parameters"]:
+                raise ConfigError(
+                    f"{path} is no checkpoint of {kind} but of a network that it can judge: give it as "
+                    f"--model.checkpoint {path} to `fit`, and leave ckpt_path out"
+                )
+            origin = self._saved["hyper_parameters"]["checkpoint"]
             if options["checkpoint"] not in (None, origin, path):
                 raise ConfigError(
                     f"{path} judges {origin}, not {options['checkpoint']}: leave model.checkpoint out"

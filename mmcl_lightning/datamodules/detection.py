@@ -120,8 +120,9 @@ class VOCDetectionDataModule(WholeImageDataModule):
         root = Path(self.root).expanduser().absolute()
         train = [own for year in self.years for own in list_objects(root, year, self.train_split)]
         test = list_objects(root, self.years[0], self.test_split)
-        if not any(own.names for own in train):
-            raise DataError(f"none of the {len(train)} training images below {root} has an object")
+        for part, which in ((train, "training"), (test, "test")):
+            if not any(own.names for own in part):
+                raise DataError(f"none of the {len(part)} {which} images below {root} has an object")
         empty = [sum(not own.names for own in part) for part in (train, test)]
         if any(empty):
             rank_zero_info(
@@ -156,9 +157,11 @@ class _TrainingImages(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:
-        image, objects = self.source.pair(key[1])
-        generator = torch.Generator().manual_seed(mix_seed(self.seed, *key))
+    def __getitem__(self, key: tuple[int, int] | int) -> tuple[Tensor, dict[str, Tensor]]:
+        # A plain position comes from a foreign sampler, such as the one of Trainer(overfit_batches=...).
+        epoch, position = key if isinstance(key, tuple) else (0, key)
+        image, objects = self.source.pair(position)
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch, position))
         drawn = int(torch.randint(len(self.short_sides), (), generator=generator))
         flipped = bool(torch.rand((), generator=generator) < 0.5)
         pixels = self.transform.replace(side=self.short_sides[drawn])(image)

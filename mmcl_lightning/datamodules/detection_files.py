@@ -80,12 +80,14 @@ class DetectionSource(ImageSource):
                 f"{objects.annotation} is of an image of {objects.size[0]} x {objects.size[1]} pixels, and "
                 f"{objects.image} has {width} x {height}{turned}: its boxes are not of this image"
             )
-        left, top, right, bottom = objects.boxes.T
-        outside = (left >= width) | (top >= height) | (right <= 0) | (bottom <= 0)
+        sides = objects.boxes[:, 2:] - objects.boxes[:, :2]
+        inside = np.clip(objects.boxes, 0, np.array([width, height] * 2, dtype=np.float32))
+        outside = 2 * np.prod(inside[:, 2:] - inside[:, :2], axis=1) < np.prod(sides, axis=1)
         if outside.any():
+            box = ", ".join(f"{value:g}" for value in objects.boxes[outside.argmax()])
             raise DataError(
-                f"{objects.annotation}: the box of object {int(outside.argmax()) + 1} lies outside of its "
-                f"image of {width} x {height} pixels"
+                f"{objects.annotation}: the box of object {int(outside.argmax()) + 1}, ({box}) from 0 on, "
+                f"lies by more than half outside of its image of {width} x {height} pixels"
             )
         return image, objects
 

@@ -138,7 +138,7 @@ class ImageDataModule(SSLDataModule):
         if self.augment == "worker":
             return super()._view_dataset(source)
         if self.task != "pretrain":
-            raise ConfigError("augment is 'device', which makes views to pretrain: set augment to 'worker'")
+            raise ConfigError("augment is 'device', which makes views to pretrain: set --data.augment worker")
         return CutViewDataset(source, self._transforms()[0], self.seed, self._skips)
 
     def _collate(self, dataset: ViewDataset) -> Callable[[list[Any]], Any]:

@@ -158,8 +158,10 @@ class _TrainingPairs(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitems__(self, keys: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+    def __getitems__(self, given: list[Any]) -> list[tuple[Tensor, Tensor]]:
         """Return a batch; torch's loader calls it with all keys at once."""
+        # Plain positions come from a foreign sampler, such as the one of Trainer(overfit_batches=...).
+        keys = [key if isinstance(key, tuple) else (0, key) for key in given]
         generator = torch.Generator().manual_seed(mix_seed(self.seed, *keys[0]))
         drawn = int(torch.randint(len(self.short_sides), (), generator=generator))
         resize = self.transform.replace(side=self.short_sides[drawn], multiple=1)

@@ -65,7 +65,7 @@ class PublishedFiles:
     def lines(self, name: str) -> list[tuple[str, str]]:
         """Return the lines of a text file that are not empty, each after its place, such as ``"line 3"``."""
         try:
-            text = (self.folder / name).read_text(encoding="utf-8")
+            text = (self.folder / name).read_text(encoding="utf-8-sig")
         except FileNotFoundError:
             raise self.missing(name) from None
         except (OSError, UnicodeDecodeError) as error:

@@ -62,7 +62,8 @@ def check_resnet(backbone: nn.Module, need: str) -> torchvision.models.ResNet:
     if not isinstance(backbone, torchvision.models.ResNet):
         raise ConfigError(
             f"{need} needs the layers of a torchvision ResNet, such as resnet50, and this backbone is "
-            f"{type(backbone).__module__.partition('.')[0]}'s {type(backbone).__name__}: set --model.backbone"
+            f"{type(backbone).__module__.partition('.')[0]}'s {type(backbone).__name__}: pretrain a ResNet, "
+            "--model.backbone resnet18, and give its checkpoint"
         )
     return backbone
 

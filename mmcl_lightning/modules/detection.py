@@ -177,6 +177,12 @@ class Detection(JudgingModule):
         everything = [one for part in gather_objects(self._found) for one in part]
         everything.sort(key=lambda one: one[0])
         self._found = []
+        if not any(
+            len(known["labels"]) for _, _, known in everything
+        ):  # a part of the images, as to be tried
+            if not self.trainer.sanity_checking:
+                rank_zero_warn(f"none of the {len(everything)} images that were judged has an object: no AP")
+            return
         classes = range(1, (self.num_classes or 0) + 1)
         result = voc_detection_ap([p for _, p, _ in everything], [o for _, _, o in everything], classes)
         self._say_missing([o for _, _, o in everything])

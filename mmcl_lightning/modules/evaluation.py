@@ -147,6 +147,7 @@ class FineTune(ClassifierModule):
             if lr == 0:
                 raise ConfigError("relative_decay is divided by lr, which is 0: give weight_decay")
             self.weight_decay = self.relative_decay / lr
+            check_number("relative_decay / lr", self.weight_decay, ">= 0")
         return super().configure_optimizers()
 
     def represent(self, images: Tensor) -> Tensor:

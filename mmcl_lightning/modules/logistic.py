@@ -14,17 +14,15 @@ from lightning.pytorch.callbacks import LearningRateFinder, StochasticWeightAver
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from mmcl_lightning._lightning import callbacks_of, datamodule_of
+from mmcl_lightning._lightning import callbacks_of
 from mmcl_lightning._options import check_choice, check_installed, check_number
 from mmcl_lightning.datamodules.splits import validation_rows
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.metrics import LogisticModel, logistic_path
-from mmcl_lightning.modules.feature_cache import kept_rows
 from mmcl_lightning.modules.frozen import FrozenClassifier
 from mmcl_lightning.modules.measures import MEASURES, measure
 from mmcl_lightning.modules.protocols import LOGISTIC_PROTOCOLS, LogisticProtocol
 from mmcl_lightning.modules.resumable import ResumableModule
-from mmcl_lightning.modules.weights import digests
 from mmcl_lightning.readouts import ImagesToRead, Reading
 
 __all__ = ["LogisticEvaluation"]
@@ -62,8 +60,6 @@ class LogisticEvaluation(FrozenClassifier):
         preprocessing: As there.
         dtype: Precision of the loss and its gradient: ``"float64"`` as published, or ``"float32"``, which
             takes about half the time and ends a little elsewhere. The L-BFGS itself is in float64.
-        cache: Folder in which h of the training images is kept, by weights and images, so that another fit to
-            them needs no pass. Remove it after changing a transform of your own. ``None`` keeps nothing.
 
     Logs:
         ``logistic/top1``, ``logistic/top5``, ``logistic/loss`` and ``logistic/mean_per_class``, the mean of
@@ -97,7 +93,6 @@ class LogisticEvaluation(FrozenClassifier):
         num_classes: int | None = None,
         preprocessing: Literal["checkpoint", "data"] = "checkpoint",
         dtype: Literal["float64", "float32"] = "float64",
-        cache: str | None = None,
     ):
         check_installed("LogisticEvaluation", "scipy", "evaluate", "SciPy")
         check_choice("dtype", dtype, ("float64", "float32"))
@@ -107,7 +102,6 @@ class LogisticEvaluation(FrozenClassifier):
         if C is not None:
             self.protocol = dataclasses.replace(self.protocol, Cs=(float(C),))
         self.dtype_of_fit: torch.dtype = getattr(torch, dtype)
-        self.cache = cache
         self.automatic_optimization = False
         self.fitted = False  # whether the classifier is that of a fit
         self.choice: dict[str, float] = {}  # C and what it gave on the images that it was chosen on
@@ -175,31 +169,15 @@ class LogisticEvaluation(FrozenClassifier):
 
     def _features(self) -> tuple[Tensor, Tensor]:
         """Return h ``(n, F)`` and the targets of all clean labelled training images."""
-        made_of: dict[str, Any] = {}
-        if self.cache is not None:
-            data: Any = datamodule_of(self.trainer)
-            if not (hasattr(data, "fingerprint") and hasattr(data, "prepared")):
-                raise ConfigError(
-                    "cache needs a data module with fingerprint() and prepared(), which tell images from "
-                    "others: leave it out, or use one of mmcl_lightning.datamodules"
-                )
-            made_of = {
-                "weights": digests(self.backbone.state_dict()), "images": data.fingerprint()["bank"],
-                "prepared": data.prepared(), "precision": str(self.trainer.precision),
-            }  # fmt: skip
-        x, y = kept_rows(self.cache, made_of, self.trainer, self._read)
-        self._labelled = True
-        assert self.classifier is not None
-        return x.to(self.device), self.targets.rows(y.to(self.device), self.classifier.out_features)
-
-    def _read(self) -> tuple[Tensor, Tensor]:
-        """Pass all clean labelled training images through the network."""
         rank_zero_info("reading the features of the training images")
         reading = Reading(self.trainer, self, ImagesToRead(), {"bank": {"h"}}, 0)
         bank = reading.features("bank", "a logistic regression")
         if bank is None or bank.labelled == 0:
             raise DataError("none of the training images has a label")
-        return bank.labelled_rows("h", self.device)
+        x, y = bank.labelled_rows("h", self.device)
+        self._labelled = True
+        assert self.classifier is not None
+        return x, self.targets.rows(y, self.classifier.out_features)
 
     def _choose_and_fit(self, x: Tensor, y: Tensor, classes: int) -> tuple[LogisticModel, str]:
         """Return the model, and in words how its penalty was chosen and which fits did not converge."""

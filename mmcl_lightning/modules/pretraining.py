@@ -260,7 +260,8 @@ class PretrainingModule(ResumableModule):
 
     def _loss_and_h(self, batch: Any) -> tuple[Tensor, Tensor] | None:
         """Loss and h of a batch; None where a finder tries a rate that is too high for numbers."""
-        views = views_of(batch)
+        # Views that were made on the device have not been there when Lightning gave others the precision.
+        views = self.trainer.precision_plugin.convert_input(views_of(batch))
         try:
             with explained(self.backbone, views[0]):
                 return self.loss_of_views(views)

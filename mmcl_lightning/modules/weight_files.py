@@ -18,9 +18,10 @@ from mmcl_lightning.errors import ConfigError
 
 __all__ = ["EXPORTED", "BackboneFile", "counters", "read_backbone"]
 
-#: What stands before a backbone's keys: here and in most libraries, in the paper's code, MoCo's, others';
-#: nothing in an exported file, even where the network has a part of such a name, as transformers do.
-_PREFIXES = ("backbone.", "convnet.", "encoder_q.", "encoder.", "")
+#: What stands before a backbone's keys: here and in most libraries, in a detector, in the paper's code,
+#: MoCo's, others'; nothing in an exported file, even where the network has a part of such a name, as
+#: transformers do.
+_PREFIXES = ("backbone.", "detector.backbone.body.", "convnet.", "encoder_q.", "encoder.", "")
 #: Attribute of an exported state dict, which torch saves and loads with it.
 EXPORTED = "mmcl_lightning"
 #: Where a file has its weights, the usual place first. DINO's files have two networks, and judge the teacher.

@@ -54,12 +54,14 @@ def transfer(arguments: list[str]) -> None:
     Raises:
         SystemExit: With code 1 if a set failed.
     """
-    options, extra = _parser().parse_known_args(arguments)
+    options, given = _parser().parse_known_args(arguments)
     task = TASKS[options.task]
+    configs, extra = _configs(given)
     _check(options, extra, task)
     weights = _weights(options.checkpoint, options.backbone)
     shared = {
-        "config": task.recipe, "model.checkpoint": options.checkpoint, "model.backbone": options.backbone
+        "config": [task.recipe, *configs],
+        "model.checkpoint": options.checkpoint, "model.backbone": options.backbone,
     }  # fmt: skip
     if options.task != "few_shot":
         shared["data.normalize"] = options.normalize
@@ -99,13 +101,25 @@ def _check(options: argparse.Namespace, extra: Sequence[str], task: Task) -> Non
         raise ConfigError(
             "few_shot leaves images in [0, 1] where the weights say nothing: leave --normalize out"
         )
-    searched = {f"--{name}" for name in (*task.tune, *_SEARCH)} if task.tune else set()
-    given = [argument for argument in extra if argument.partition("=")[0] in searched]
-    if given:
-        raise ConfigError(
-            f"{options.task} searches {' and '.join(task.tune)} on the validation images itself: leave "
-            f"{given[0]} out, or run {task.recipe} by `fit`"
-        )
+    owned = {"data.root": "--root", "data.dataset": "--sets", "model.checkpoint": "--checkpoint"}
+    owned |= {"model.backbone": "--backbone", "data.normalize": "--normalize"}
+    for argument in extra:
+        name = argument.partition("=")[0].removeprefix("--").replace(".init_args", "").removesuffix("+")
+        if name in owned:
+            raise ConfigError(f"give {owned[name]} in place of {argument.partition('=')[0]}")
+        if task.tune and name in (*task.tune, *_SEARCH):
+            raise ConfigError(
+                f"{options.task} searches {' and '.join(task.tune)} on the validation images itself: leave "
+                f"--{name} out, or run {task.recipe} by `fit`"
+            )
+
+
+def _configs(extra: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Take the configurations out of further options: what follows has to be laid over them."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", action="append", default=[])
+    found, rest = parser.parse_known_args(extra)
+    return found.config, rest
 
 
 def _parser() -> argparse.ArgumentParser:

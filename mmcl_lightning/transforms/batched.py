@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,7 +111,8 @@ class DrawnViews:
     """Views that are still to be made: their pixels, cut and resized, and what is drawn for their colours.
 
     They become a list of views where they are moved to, by :meth:`to`, so that a loader's workers only read,
-    cut and resize, and the device does the rest.
+    cut and resize, and the device does the rest. Without a move they can be read as the list that they stand
+    for, which is then made anew each time.
 
     Args:
         pixels: Shape ``(V, B, C, H, W)``, uint8: V views of B images.
@@ -121,6 +122,15 @@ class DrawnViews:
 
     def __init__(self, pixels: Tensor, plan: ColourPlan, finish: Finish) -> None:
         self.pixels, self.plan, self.finish = pixels, plan, finish
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.make())
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.make()[index]
 
     def make(self) -> list[Tensor]:
         """Return the views where the pixels lie, each float32 ``(B, C, H, W)``."""

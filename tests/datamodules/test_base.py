@@ -12,6 +12,7 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
+from runs import simclr
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -390,7 +391,7 @@ def test_what_the_device_cannot_do_is_said() -> None:
         shapes(augment="device", train_transform=Mine(32)).train_dataloader()
     with pytest.raises(ConfigError, match="works with MultiView, and train_transform is a Pair"):
         shapes(augment="device", train_transform=Pair(SimCLRTransform(32))).train_dataloader()
-    with pytest.raises(ConfigError, match="makes views to pretrain: set augment to 'worker'"):
+    with pytest.raises(ConfigError, match=r"makes views to pretrain: set --data\.augment worker"):
         shapes(augment="device", task="classify").train_dataloader()
 
 
@@ -405,6 +406,13 @@ def test_a_run_makes_the_views_on_its_device(tmp_path: Path) -> None:
     assert len(seen["device"]) == len(seen["worker"]) > 2
     for one, other in zip(seen["worker"], seen["device"], strict=True):
         assert one == pytest.approx(other, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_views_made_on_the_device_have_the_precision_of_the_network(precision: str, tmp_path: Path) -> None:
+    run = trainer(tmp_path, max_steps=2, precision=precision, enable_checkpointing=False)
+    run.fit(simclr(), shapes(augment="device", batch_size=8))
+    assert run.global_step == 2
 
 
 def test_groups_are_held_out_as_a_whole() -> None:

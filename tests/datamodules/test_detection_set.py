@@ -217,9 +217,13 @@ def test_files_that_do_not_go_together(tmp_path: Path) -> None:
         annotation.write_text(voc_xml([DOG], size))
         with pytest.raises(DataError, match=why):
             list(opened(tmp_path).train_dataloader())
-    annotation.write_text(voc_xml([DOG, ("cat", 60, 1, 70, 9, 0)]))
-    with pytest.raises(DataError, match="the box of object 2 lies outside of its image of 48 x 32 pixels"):
-        list(opened(tmp_path).train_dataloader())
+    for corners, shown in (((60, 1, 70, 9), "59, 0, 70, 9"), ((1, 1, 4000, 3000), "0, 0, 4000, 3000")):
+        annotation.write_text(voc_xml([DOG, ("cat", *corners, 0)]))
+        why = rf"of object 2, \({shown}\) from 0 on, lies by more than half outside of its image of 48 x 32"
+        with pytest.raises(DataError, match=why):
+            list(opened(tmp_path).train_dataloader())
+    annotation.write_text(voc_xml([DOG, ("cat", 31, 20, 55, 36, 0)]))  # cut off by the rim
+    list(opened(tmp_path).train_dataloader())
     annotation.unlink()
     with pytest.raises(DataError, match=r"Annotations/000000\.xml is missing"):
         opened(tmp_path)
@@ -230,6 +234,9 @@ def test_files_that_do_not_go_together(tmp_path: Path) -> None:
     for path in (folder / "Annotations").iterdir():
         path.write_text(voc_xml([]))
     with pytest.raises(DataError, match=r"none of the 2 training images below .* has an object"):
+        opened(tmp_path)
+    annotation.write_text(text)
+    with pytest.raises(DataError, match=r"none of the \d test images below .* has an object"):
         opened(tmp_path)
 
 
@@ -267,3 +274,12 @@ def test_a_batch_needs_its_images(tmp_path: Path) -> None:
         ConfigError, match=r"data\.batch_size is 5 on each of 1 devices, and there are only 4"
     ):
         opened(tmp_path, batch_size=5).train_dataloader()
+
+
+def test_a_foreign_sampler_gives_plain_positions(tmp_path: Path) -> None:
+    """As Lightning's, of overfit_batches."""
+    write_voc(tmp_path)
+    dataset = opened(tmp_path).train_dataloader().dataset
+    (pixels, objects), (same, _) = dataset[1], dataset[0, 1]
+    assert torch.equal(pixels, same)
+    assert len(objects["boxes"]) == 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from runs import Recorder, image_loader, simclr, trainer, voc_xml, write_voc
+from runs import Recorder, image_loader, shapes, simclr, trainer, voc_xml, write_voc
 
 from mmcl_lightning.callbacks import Ledger
 from mmcl_lightning.cli import main
@@ -250,12 +250,42 @@ def test_images_without_objects_are_background(tmp_path: Path) -> None:
         fitted(tmp_path, dataset(tmp_path, class_names=["dog", "cow", "cat"]))
 
 
+def test_a_part_of_the_test_images_may_have_no_object(tmp_path: Path) -> None:
+    folder = write_voc(tmp_path / "pairs", train=2)
+    (folder / "Annotations" / "000002.xml").write_text(voc_xml([]))  # the first test image
+    with pytest.warns(UserWarning, match="none of the 1 images that were judged has an object: no AP"):
+        module = fitted(tmp_path, dataset(tmp_path), limit_val_batches=1, num_sanity_val_steps=1)
+    assert module.result is None
+
+
+def test_the_trained_backbone_is_exported(
+    data: VOCDetectionDataModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted(tmp_path, data, ModelCheckpoint(tmp_path, "one"), max_steps=1)
+    main(["export", "--checkpoint", str(tmp_path / "one.ckpt"), "--out", str(tmp_path / "out.pt")])
+    assert "torchvision gives the same h" in capsys.readouterr().out
+    saved = torch.load(tmp_path / "one.ckpt", weights_only=True)["state_dict"]
+    out = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert torch.equal(out["conv1.weight"], saved["detector.backbone.body.conv1.weight"])
+
+
+def test_a_checkpoint_of_a_pretraining_is_told_from_one_of_a_detector(
+    data: VOCDetectionDataModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretraining = trainer(tmp_path, ModelCheckpoint(tmp_path, "pre"), max_steps=1)
+    pretraining.fit(simclr(), shapes(batch_size=8))
+    given = ["test", "--config", "detection_voc", f"--data.root={tmp_path / 'pairs'}", "--data.years=[2007]"]
+    with pytest.raises(SystemExit):
+        main([*given, "--data.class_names=[dog,cat]", "--ckpt_path", str(tmp_path / "pre.ckpt")])
+    assert "pre.ckpt is no checkpoint of Detection but of a network that it can" in capsys.readouterr().err
+
+
 def test_bad_input_is_said(data: VOCDetectionDataModule, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="an evaluation needs weights"):
         Detection()
     with pytest.raises(
         ConfigError,
-        match=r"feature pyramid needs the layers of a torchvision ResNet, .* is mmcl_lightning's Conv4: set",
+        match=r"needs the layers of a torchvision ResNet, .* mmcl_lightning's Conv4: pretrain",
     ):
         detection(backbone="conv4")
     for option in ("channels", "hidden", "regions", "num_classes"):

@@ -138,3 +138,9 @@ def test_wrong_decays(tmp_path: Path) -> None:
     source = shapes(task="classify", train_size=20, test_size=10)
     with pytest.raises(ConfigError, match="relative_decay is divided by lr, which is 0: give weight_decay"):
         tune(tmp_path, source, lr=0.0, relative_decay=0.1)
+
+
+def test_a_decay_that_is_no_number_is_said(tmp_path: Path) -> None:
+    source = shapes(task="classify", train_size=20, test_size=10)
+    with pytest.raises(ConfigError, match="relative_decay / lr must be a finite number >= 0, got inf"):
+        tune(tmp_path, source, lr=1e-300, relative_decay=1e30)

@@ -299,15 +299,40 @@ def test_the_papers_columns_are_empty_where_a_fine_tuning_is_not_the_papers() ->
     assert finetune_values("cars") == (89.23, 89.23, 82.61)
 
 
-@pytest.mark.parametrize("option", ["--data.part=final", "--model.lr", "--model.relative_decay"])
+@pytest.mark.parametrize(
+    "option", ["--data.part=final", "--model.lr", "--model.init_args.lr", "--data.init_args.part"]
+)
 def test_what_is_searched_is_not_given(
     option: str, trainings: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         main(["transfer", "finetune", "--checkpoint", "weights.ckpt", option, "1"])
     message = "finetune searches model.lr and model.relative_decay on the validation images itself: leave"
-    assert f"{message} {option.partition('=')[0]}" in capsys.readouterr().err
+    assert f"{message} {option.partition('=')[0].replace('.init_args', '')}" in capsys.readouterr().err
     assert trainings == []
+
+
+@pytest.mark.parametrize(
+    ("option", "own"),
+    [
+        ("--data.dataset", "--sets"), ("--data.init_args.dataset=dtd", "--sets"), ("--data.root", "--root"),
+        ("--model.checkpoint", "--checkpoint"), ("--model.backbone", "--backbone"),
+        ("--data.normalize", "--normalize"),
+    ],
+)  # fmt: skip
+def test_what_the_command_has_an_option_for_is_not_given_twice(
+    option: str, own: str, calls: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*GIVEN, option, "dtd"])
+    assert f"give {own} in place of {option.partition('=')[0]}" in capsys.readouterr().err
+    assert calls == []
+
+
+def test_a_further_configuration_comes_before_the_options(calls: list[tuple[str, ...]]) -> None:
+    main([*GIVEN, "--sets", "dtd", "--config", "mine.yaml"])
+    text = " ".join(calls[0])
+    assert "--config transfer_linear.yaml --config mine.yaml --model.checkpoint weights.ckpt" in text
 
 
 def test_the_names_on_the_command_line_are_those_of_the_data_modules() -> None:

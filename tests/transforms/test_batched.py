@@ -146,6 +146,10 @@ def test_drawn_views_are_made_where_they_are_moved_to() -> None:
     assert [(view.shape, view.dtype) for view in views] == [((4, 3, 16, 16), torch.float32)] * 2
     assert torch.equal(torch.cat(views), drawn.finish(drawn.pixels.flatten(0, 1), drawn.plan))
     assert all(map(torch.equal, pickle.loads(pickle.dumps(drawn)).make(), views))
+    first, second = drawn
+    assert len(drawn) == 2
+    assert torch.equal(first, views[0])
+    assert torch.equal(drawn[1], second)
     meta = drawn.to("meta")
     assert [view.device.type for view in meta] == ["meta"] * 2
 
