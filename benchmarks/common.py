@@ -185,7 +185,8 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-_NO_LAUNCH = ("detach", "empty", "empty_like", "empty_strided", "new_empty", "_local_scalar_dense")
+_NO_LAUNCH = ("_local_scalar_dense", "_unsafe_view", "detach", "empty", "empty_like", "empty_strided")
+_NO_LAUNCH += ("new_empty",)
 _WAITS = ("_local_scalar_dense", "_linalg_check_errors", "_unique2", "equal", "is_nonzero", "masked_select")
 _WAITS += ("nonzero", "repeat_interleave", "unique_dim")
 _INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
