@@ -73,6 +73,8 @@ class PretrainingModule(ResumableModule):
         init_from: File of the backbone's first weights, every one of them or none: a checkpoint of this
             package, an exported backbone, torchvision's, timm's, or a published one; see
             :func:`~mmcl_lightning.modules.weight_files.read_backbone`. A resumed run does not read it.
+        compile: Let ``torch.compile`` make one program each of backbone and head when a fit begins, in place:
+            weights keep their names, and a run may be resumed with it or without.
 
     Logs:
         ``train/loss`` (of several processes that of the first one's anchors), ``train/lr`` each step;
@@ -96,6 +98,7 @@ class PretrainingModule(ResumableModule):
         warmup: float = 0.0,
         chunk_size: int | None = None,
         init_from: str | None = None,
+        compile: bool = False,
     ):
         super().__init__()
         record_options(self)
@@ -104,7 +107,7 @@ class PretrainingModule(ResumableModule):
         check_number("warmup", warmup, "in [0, 1)", "it is a share of all steps")
         if chunk_size is not None:
             check_whole(1, chunk_size=chunk_size)
-        check_flags(cifar_stem=cifar_stem)
+        check_flags(cifar_stem=cifar_stem, compile=compile)
         scale_learning_rate(1.0, 1, lr_scaling)  # raises here, not hours later
         self.backbone = make_backbone(backbone, cifar_stem, pretrained=False if restoring.get() else None)
         self._published: Preprocessing | None = None  # of the weights that the backbone begins with
@@ -122,6 +125,7 @@ class PretrainingModule(ResumableModule):
         self.warmup = warmup
         self.chunk_size = chunk_size
         self.init_from = init_from
+        self._compiles = compile  # torch's modules have a method of that name
         self._checks = DeferredChecks()
 
     def start_from(self, path: str) -> None:
@@ -176,6 +180,13 @@ class PretrainingModule(ResumableModule):
         self.log("train/loss", loss, prog_bar=not brings_a_bar(self.trainer), batch_size=size)
         self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=size)
         return {"loss": loss, "h": h.detach()}
+
+    def on_fit_start(self) -> None:
+        """Compile backbone and head where that is wanted; see :class:`ResumableModule` for the rest."""
+        super().on_fit_start()
+        if self._compiles:
+            self.backbone.compile()
+            self.projection_head.compile()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Look at the checks of the steps since the last log, where the host waits for the device anyway."""

@@ -77,7 +77,8 @@ class Exact(Solver):
         check_every: Splitting steps between checks of the residual, each followed by Newton steps, on the
             adaptive path.
         path: ``"adaptive"``, ``"fixed"``, or ``"auto"``: the adaptive path on a CPU, which then is the faster
-            one, and the fixed one elsewhere, and wherever the host may not wait, such as in a compiled graph.
+            one, and the fixed one, of at most 59 steps, elsewhere and wherever the host may not wait, such as
+            in a compiled graph. For more steps there, set ``"fixed"`` and ``max_steps``.
     """
 
     tol: float = 1e-4
@@ -118,6 +119,8 @@ class Exact(Solver):
     def _solve_fixed(self, problem: MaxMarginDual) -> Solution:
         """Take all steps, whatever they lead to."""
         length = _FIXED_STEPS if self.max_steps is None else self.max_steps
+        if self.path == "auto":  # what was a bound on the adaptive path is not to become a length
+            length = min(length, _FIXED_STEPS)
         factorisation = problem.factorise(torch.as_tensor(self._penalty(problem)), require_definite=True)
         path, count = FixedPath(problem), math.ceil(_SPLITTING * length)
         start = problem.clip(factorisation.solve_constant(2.0))
