@@ -13,14 +13,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import common  # first: it puts a clone's root on the path
 import torch
 from bench_step import Case, Step, loss_alone
-from common import milliseconds, number, ratio
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from common import count, milliseconds, number, ratio
 
 from mmcl_lightning.kernels import RBF
 from mmcl_lightning.losses import (
@@ -46,33 +43,6 @@ LOSSES: dict[str, Callable[[], ContrastiveLoss]] = {
     "MMCL paper, Inverse": partial(MMCLLoss, RBF(1.0), symmetric=True),
     "MMCL paper, Exact": partial(MMCLLoss, RBF(1.0), Exact(), symmetric=True),
 }
-_WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal", "_unique2")
-
-
-class Launches(TorchDispatchMode):
-    """Counts operations that compute, and those for which the host waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches = self.waits = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        masks = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
-            isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1])
-        )
-        if name in _WAITS or masks:
-            self.waits += 1
-        if not func.is_view and name not in ("detach", "empty", "empty_like", "_local_scalar_dense"):
-            self.launches += 1
-        return func(*args, **(kwargs or {}))
-
-
-def count(run: Callable[[], None]) -> Launches:
-    """Launches and waits of one call."""
-    with Launches() as found:
-        run()
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -165,6 +165,56 @@ class Memory(TorchDispatchMode):
         self.live -= size
 
 
+class Launches(TorchDispatchMode):
+    """Counts operations that compute, those for which the host waits, and products with a square matrix.
+
+    What an operation launches is the same on a CPU and on a GPU, so both can be counted on a CPU. Views and
+    bookkeeping launch nothing. A wait is an operation whose result the host, or the shape of the next
+    operation, depends on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = self.waits = self.products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.waits += waits(name, args)
+        self.launches += not (func.is_view or name in _NO_LAUNCH)
+        self.products += _is_product(name, args)
+        return func(*args, **(kwargs or {}))
+
+
+_NO_LAUNCH = ("_local_scalar_dense", "_unsafe_view", "detach", "empty", "empty_like", "empty_strided")
+_NO_LAUNCH += ("new_empty",)
+_WAITS = ("_local_scalar_dense", "_linalg_check_errors", "_unique2", "equal", "is_nonzero", "masked_select")
+_WAITS += ("nonzero", "repeat_interleave", "unique_dim")
+_INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
+
+
+def waits(name: str, args: Sequence[Any]) -> bool:
+    """Whether the host waits for an operation of ATen."""
+    return name in _WAITS or (
+        name in _INDEXING
+        and any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1]))
+    )
+
+
+def _is_product(name: str, args: Sequence[Any]) -> bool:
+    """Whether an operation multiplies by a square matrix that is as wide as the other one."""
+    if name not in ("mm", "addmm"):
+        return False
+    left, right = args[-2:]
+    return right.shape[0] == right.shape[1] == left.shape[1] > left.shape[0] // 4
+
+
+def count(run: Callable[[], object]) -> Launches:
+    """Launches, waits and products of one call."""
+    with Launches() as found:
+        run()
+    return found
+
+
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     """Most bytes of tensors that one call holds at a time, beyond what is alive before it."""
     if device.type == "cuda":

@@ -73,7 +73,8 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     centre = y.detach().mean(dim=0)
     x = x - centre
     y = x if same else y - centre
-    squares = x.square().sum(1, keepdim=True) + y.square().sum(1)
+    lengths = y.square().sum(1)
+    squares = (lengths if same else x.square().sum(1))[:, None] + lengths
     distances = torch.addmm(squares, x, y.T, alpha=-2).clamp_min(0)
     return distances.fill_diagonal_(0) if same else distances  # rounding would leave 1e-7 of it there
 

@@ -47,6 +47,7 @@ from mmcl_lightning.svm import (
 SOLVERS: tuple[Solver, ...] = (
     Inverse(),
     Exact(tol=1e-10, max_steps=20_000),
+    Exact(tol=1e-10, max_steps=600, path="fixed"),
     ProjectedGradient(tol=1e-10, max_steps=100_000),
 )
 #: Those that find the optimum of the box problem.
@@ -106,6 +107,8 @@ WEIGHTED: tuple[ContrastiveLoss, ...] = (
 
 def name(part: object) -> str:
     """Test id of a solver or kernel."""
+    if isinstance(part, Exact):
+        return f"Exact-{part.path}"
     return repr(part) if isinstance(part, Kernel) else type(part).__name__
 
 

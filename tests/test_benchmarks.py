@@ -176,3 +176,26 @@ def test_use_cases_end_as_they_should(
     """The other groups, which take longer, are for the command."""
     load(monkeypatch, "use_cases.__main__").main(["--group", group])
     assert capsys.readouterr().out.count("\n| ") > 15
+
+
+def test_waits_are_counted_where_the_host_needs_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = load(monkeypatch, "bench_launches")
+    on_device, on_host = torch.arange(4.0), torch.arange(4.0)
+    with bench._Waits() as waits, bench._ToHost(waits):
+        waits.add(on_device)
+        on_host.sum().item()
+        total = (on_device + on_host).sum()
+        assert waits.places.total() == 0
+        float(total)
+        on_device[on_device > 1]
+        total.tolist()
+        on_device.unique()
+    assert waits.places.total() == 4
+
+
+def test_products_are_those_with_the_kernel_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = load(monkeypatch, "common")
+    gram, alpha = torch.eye(6), torch.ones(3, 6)
+    assert common.count(lambda: alpha @ gram).products == 1
+    assert common.count(lambda: (alpha @ gram.T, torch.addmm(alpha, alpha, gram))).products == 2
+    assert common.count(lambda: (alpha @ alpha.T, gram[:, :2] @ gram[:2])).products == 0

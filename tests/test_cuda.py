@@ -13,6 +13,8 @@ from lightning.pytorch import Trainer
 from mmcl_lightning import MMCL, MMCLLoss, NTXentLoss
 from mmcl_lightning.callbacks import OnlineKNN, Readouts
 from mmcl_lightning.datamodules import ShapesDataModule
+from mmcl_lightning.deferred import DeferredChecks
+from mmcl_lightning.errors import NumericalError
 from mmcl_lightning.kernels import Intersection, Kernel
 from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.modules import LinearEvaluation
@@ -64,6 +66,68 @@ def test_intersection_stores_no_array_of_all_pairs_and_dimensions() -> None:
     value_and_gradients(MMCLLoss(Intersection()), z0, z1)
     n = 512
     assert torch.cuda.max_memory_allocated() - before < 4 * n * n * 128 / 2
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [NTXentLoss(), MMCLLoss(), MMCLLoss(form="log"), MMCLLoss(solver=Exact())],
+    ids=lambda loss: loss.method,
+)
+def test_a_loss_waits_for_nothing_and_fits_into_a_cuda_graph(loss: ContrastiveLoss) -> None:
+    """A wait within the capture of a graph is an error, and within the debug mode of waits too."""
+    first, second = (torch.stack(make_views(32, 16, seed=seed)).float().cuda() for seed in (8, 9))
+    views = first.clone().requires_grad_()
+
+    def step() -> torch.Tensor:
+        views.grad = None
+        value = loss(views[0], views[1])
+        value.backward()
+        return value
+
+    checks = DeferredChecks()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), checks.collect("before the capture"):
+        for _ in range(3):  # handles and workspaces are made before
+            step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.current_stream().wait_stream(stream)
+    checks.look()
+    graph, captured = torch.cuda.CUDAGraph(), DeferredChecks()
+    with captured.collect("in the graph"), torch.cuda.graph(graph):
+        value = step()
+    with torch.no_grad():
+        views.copy_(second)
+    graph.replay()
+    captured.look()  # what the replay computed
+    assert views.grad is not None
+    expected = value_and_gradients(loss, second[0], second[1])
+    torch.testing.assert_close(value.cpu(), expected[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(views.grad.cpu(), torch.stack(expected[1:]), rtol=1e-3, atol=1e-6)
+
+
+def test_the_auto_path_of_a_gpu_is_the_fixed_one() -> None:
+    z0, z1 = (view.float().cuda() for view in make_views(64, 32, seed=4))
+    values = [MMCLLoss(solver=Exact(path=path))(z0, z1).item() for path in ("auto", "fixed", "adaptive")]
+    assert values[0] == values[1]
+    assert abs(values[0] / values[2] - 1) < 1e-3
+
+
+def test_a_deferred_check_names_the_step(tmp_path: Path) -> None:
+    module = MMCL(backbone="conv4", projection_head="cifar")
+    torch.nn.init.constant_(next(module.projection_head.parameters()), float("nan"))
+    data = ShapesDataModule(train_size=64, test_size=32, image_size=16, batch_size=16, num_workers=0)
+    trainer = Trainer(
+        accelerator="cuda", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, limit_val_batches=0, default_root_dir=tmp_path, log_every_n_steps=3,
+    )  # fmt: skip
+    with pytest.raises(NumericalError, match=r"^training step 0: projections are not finite"):
+        trainer.fit(module, data)
+    assert trainer.global_step == 3
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "32-true"])

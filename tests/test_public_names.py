@@ -22,6 +22,7 @@ PUBLIC = {
     "datamodules": "CIFAR100DataModule CIFAR10DataModule FewShotDataModule ImageDataModule "
     "ImageFolderDataModule NormalsDataModule SSLDataModule STL10DataModule ShapesDataModule Splits "
     "TUDataModule TransferDataModule UCF101DataModule VOCDetectionDataModule",
+    "deferred": "DeferredChecks check checker may_wait",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "features": "FeaturePass collect_features encode evaluating feature_pass pictures_of",

@@ -84,7 +84,8 @@ def test_every_argument_of_the_loss_is_in_the_description() -> None:
             "solver": {
                 "class_path": "mmcl_lightning.svm.solvers.exact.Exact",
                 "init_args": {
-                    "tol": 1e-4, "max_steps": 200, "rho": 0.5, "relaxation": 1.7, "check_every": 16,
+                    "tol": 1e-4, "max_steps": None, "rho": 0.5, "relaxation": 1.7, "check_every": 16,
+                    "path": "auto",
                 },
             },
             "C": 1.0,

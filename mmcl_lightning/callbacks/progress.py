@@ -9,9 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 
-from mmcl_lightning._lightning import rich_is_installed
+from mmcl_lightning._lightning import is_training_done, rich_is_installed
 
-__all__ = ["EpochLines", "RichBar", "TextBar", "progress_bar"]
+__all__ = ["EpochLines", "RichBar", "TextBar", "brings_a_bar", "progress_bar"]
 
 #: Logged metrics, and what the bar calls them.
 _SHOWN = {"train/loss": "loss", "knn/top1": "k-NN", "val/top1": "top-1"}
@@ -22,6 +22,7 @@ class _RunMetrics:
 
     def __init__(self) -> None:
         self._start: tuple[float, int] | None = None  # time and step of this session's first batch
+        self._shown: dict[str, Any] = {}
 
     def start(self, trainer: Trainer) -> None:
         """Start the clock."""
@@ -29,6 +30,14 @@ class _RunMetrics:
 
     def read(self, trainer: Trainer) -> dict[str, Any]:
         """Return what to show; everything else is in TensorBoard."""
+        return self._values(trainer) | self._times(trainer)
+
+    def _values(self, trainer: Trainer) -> dict[str, Any]:
+        """Metrics; within an epoch those of the last step that was logged, since a GPU is waited for here."""
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        within = trainer.training and not is_training_done(trainer)
+        if self._shown and within and every and trainer.global_step % every:
+            return self._shown
         logged = trainer.callback_metrics
         shown: dict[str, Any] = {
             short: f"{float(logged[name]):.3f}" for name, short in _SHOWN.items() if name in logged
@@ -37,10 +46,15 @@ class _RunMetrics:
             shown["skipped"] = f"{skipped}"
         if "time/images_per_second" in logged:
             shown["img/s"] = f"{float(logged['time/images_per_second']):.0f}"
-        if (left := self._seconds_left(trainer)) is not None:
-            hours = f"{left // 3600:.0f}:" if left >= 3600 else ""
-            shown["left"] = f"{hours}{left // 60 % 60:02.0f}:{left % 60:02.0f}"
+        self._shown = shown
         return shown
+
+    def _times(self, trainer: Trainer) -> dict[str, Any]:
+        """Time that is left of the run, if it is known."""
+        if (left := self._seconds_left(trainer)) is None:
+            return {}
+        hours = f"{left // 3600:.0f}:" if left >= 3600 else ""
+        return {"left": f"{hours}{left // 60 % 60:02.0f}:{left % 60:02.0f}"}
 
     def _seconds_left(self, trainer: Trainer) -> float | None:
         """Estimate from the steps of this session, readouts and validations included; None if unknown."""
@@ -110,6 +124,12 @@ class RichBar(_FewMetrics, RichProgressBar):
         description, bar, batches, *_ = super().configure_columns(trainer)
         bar.bar_width = 8
         return [description, bar, batches]
+
+
+def brings_a_bar(trainer: Trainer) -> bool:
+    """Whether one of these bars or lines shows the loss."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return any(isinstance(callback, _FewMetrics | EpochLines) for callback in callbacks)
 
 
 def progress_bar() -> ProgressBar:

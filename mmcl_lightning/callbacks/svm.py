@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmcl_lightning._lightning import has_trained
 from mmcl_lightning.batches import labels_of
+from mmcl_lightning.deferred import DeferredChecks, check
 from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import ContrastiveLoss, SupportVectors
@@ -76,6 +77,7 @@ class SVMSolverCallback(Callback):
         self.retries = 0
         self._announced = False
         self._warned: set[str] = set()
+        self._checks = DeferredChecks()  # of solves whose outcome the device alone knows
         for name, changes in self.schedule.items():
             if not changes or min(changes) < 1:
                 raise ConfigError(f"schedule of {name!r}: epochs count from 1, got {sorted(changes)}")
@@ -120,16 +122,13 @@ class SVMSolverCallback(Callback):
             self._announced = True
             anchors = sum(dual.problem.B for dual in duals)
             rank_zero_info(f"MMCL: {problem.negatives} negatives per anchor, {anchors} anchors per process")
-        if not problem.convex:
-            self._warn_once(
-                "convex",
-                f"the SVMs of {problem.kernel_name} need not be convex: iterative solvers find a stationary "
-                "point, often with all alpha at C; Inverse is no minimum. Raise reg, or use the RBF kernel",
-            )
-        for dual in duals:
-            self._guard(dual.solution, trainer.global_step)
+        with self._checks.unless_waiting(problem.gram):
+            self._guard_curvature(problem)
+            for dual in duals:
+                self._guard(dual.solution, trainer.global_step)
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if every and trainer.global_step % every == 0:  # the steps that Lightning writes
+            self._checks.look()
             stats = svm_stats(duals)
             values = _over_processes({name: stats[name].to(problem.gram) for name in self._LOGGED})
             labels = _gathered_labels(criterion, problem, batch)
@@ -140,6 +139,7 @@ class SVMSolverCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the histogram of the last step's alpha."""
+        self._checks.look()
         duals = getattr(self._criterion(pl_module), "last_duals", ())
         if self.log_histogram and duals and trainer.is_global_zero:
             support = torch.cat([dual.solution.alpha[dual.solution.alpha > 0] for dual in duals])
@@ -149,6 +149,7 @@ class SVMSolverCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count of retries, which goes on after a resume."""
+        self._checks.look()
         return {"retries": self.retries}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -156,16 +157,39 @@ class SVMSolverCallback(Callback):
         self.retries = state_dict["retries"]
 
     def _guard(self, solution: Solution, step: int) -> None:
-        """Count what had to be repeated, and say what went wrong."""
-        if solution.retries:
-            self.retries += solution.retries
-            self._warn_once(
-                "retries",
-                f"a kernel matrix could not be factorised at step {step} and was retried "
-                f"({solution.retries} times, ridge + {solution.extra_ridge:g}); svm/retries counts on",
-            )
-        if solution.status in (Status.MAX_STEPS, Status.ROUNDED):
-            self._warn_once(solution.status.name, f"SVM solver, step {step}: {solution.status.value}")
+        """Count what had to be repeated, and say what went wrong, once it is known."""
+
+        def judge(values: list[float]) -> None:
+            place, retries, extra = values
+            if retries:
+                self.retries += int(retries)
+                self._warn_once(
+                    "retries",
+                    f"a kernel matrix could not be factorised at step {step} and was retried "
+                    f"({retries:.0f} times, ridge + {extra:g}); svm/retries counts on",
+                )
+            status = list(Status)[int(place)]
+            if status in (Status.MAX_STEPS, Status.ROUNDED):
+                self._warn_once(status.name, f"SVM solver, step {step}: {status.value}")
+
+        check(solution.findings, judge)
+
+    def _guard_curvature(self, problem: MaxMarginDual) -> None:
+        """Say that there may be no optimum to find."""
+
+        def judge(values: list[float]) -> None:
+            if values[0]:
+                self._warn_once(
+                    "convex",
+                    f"the SVMs of {problem.name} need not be convex: iterative solvers find a stationary "
+                    "point, often with all alpha at C; Inverse is no minimum. Raise reg, or use the RBF "
+                    "kernel",
+                )
+
+        if not problem.positive_semidefinite:
+            judge([1.0])
+        elif problem.assume_unit_diag:
+            check(problem.may_be_concave, judge)
 
     def _warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:

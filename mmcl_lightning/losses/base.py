@@ -6,12 +6,14 @@ import abc
 import dataclasses
 import inspect
 import logging
+import math
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mmcl_lightning._options import arguments_of, check_choice, check_flags, is_number
+from mmcl_lightning.deferred import DeferredChecks, check
 from mmcl_lightning.distributed import gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses.contrast import Contrast
@@ -59,7 +61,9 @@ class ContrastiveLoss(nn.Module, abc.ABC):
         self.symmetric = symmetric
         self.normalize = normalize
         self.gather = gather
-        self._announced = self._short_rows_said = False
+        self._announced = False
+        self._short_rows_said: list[str] = []
+        self._checks = DeferredChecks()  # where nobody else collects them
         self._stats: list[dict[str, Tensor]] = []  # of the last call, one entry per set of anchors
 
     def forward(self, z0: Tensor, z1: Tensor) -> Tensor:
@@ -77,26 +81,32 @@ class ContrastiveLoss(nn.Module, abc.ABC):
             NumericalError: If a projection is not finite.
         """
         _check_views(z0, z1)
-        with torch.autocast(device_type=z0.device.type, enabled=False):
+        with (
+            self._checks.unless_waiting(z0),
+            torch.autocast(device_type=z0.device.type, enabled=False),
+        ):
             dtype = working_dtype(z0.dtype)
             single = (z0.to(dtype), z1.to(dtype))
             contrasts = self._contrasts(*single, shortest_row(z0.dtype))
-            if not self._announced:
+            if not self._announced and not torch.compiler.is_compiling():
                 self._announced = True
                 self._announce(len(z0), contrasts[0].images)
             loss = self._loss(contrasts)
             if z0.dtype == torch.float16:
                 watch_gradients(loss, single)
-        if not loss.isfinite():
-            raise NumericalError(f"the loss is {loss.item()} although all projections are finite: {self}")
-        if z0.dtype == torch.float16 and not self._short_rows_said:
-            self._short_rows_said = warn_of_short_rows((z0, z1))
+            check(loss, self._judge)
+            warn_of_short_rows((z0, z1), self._short_rows_said)
         return loss
+
+    def _judge(self, values: list[float]) -> None:
+        if not math.isfinite(values[0]):
+            raise NumericalError(f"the loss is {values[0]} although all projections are finite: {self}")
 
     def _loss(self, contrasts: list[Contrast]) -> Tensor:
         """Mean loss of the local anchors; the sets of anchors are equally large."""
         self._stats = []
-        return torch.stack([self._terms(contrast).mean() for contrast in contrasts]).mean()
+        means = [self._terms(contrast).mean() for contrast in contrasts]
+        return means[0] if len(means) == 1 else torch.stack(means).mean()
 
     @abc.abstractmethod
     def _terms(self, contrast: Contrast) -> Tensor:
@@ -105,7 +115,7 @@ class ContrastiveLoss(nn.Module, abc.ABC):
     def _contrasts(self, z0: Tensor, z1: Tensor, shortest: float | None = None) -> list[Contrast]:
         """Say who is told from whom: one set of anchors for each set of candidates."""
         local, everyone, first = self._prepare(z0, z1, shortest)
-        images = len(everyone[0])
+        images = everyone.shape[1]
         rows = torch.arange(len(z0), device=z0.device) + first
         roles = (0, 1) if self.symmetric else (0,)  # the view that is the positive
         total = len(roles) * images
@@ -117,8 +127,8 @@ class ContrastiveLoss(nn.Module, abc.ABC):
         pairs = torch.stack([rows, rows + images], dim=1)  # both views of each image among the candidates
         return [
             Contrast(
-                anchors=torch.cat([local[1 - role] for role in roles]),
-                candidates=torch.cat(everyone),
+                anchors=local.flip(0).flatten(0, 1) if self.symmetric else local[1],
+                candidates=everyone.flatten(0, 1),
                 excluded=torch.cat([pairs if role == 0 else pairs.flip(1) for role in roles]),
                 images=images,
                 rows=torch.cat([rows + role * images for role in roles]),
@@ -126,26 +136,30 @@ class ContrastiveLoss(nn.Module, abc.ABC):
             )
         ]
 
-    def _prepare(
-        self, z0: Tensor, z1: Tensor, shortest: float | None
-    ) -> tuple[list[Tensor], tuple[Tensor, ...], int]:
-        """Return the views of this process, those of all, and the row of the latter that is its first."""
-        local = [unit_length(z, shortest) for z in (z0, z1)] if self.normalize else [z0, z1]
+    def _prepare(self, z0: Tensor, z1: Tensor, shortest: float | None) -> tuple[Tensor, Tensor, int]:
+        """Return the views of this process, ``(2, B, D)``, those of all, and the row there of its first."""
+        local = torch.stack([z0, z1])
+        local = unit_length(local, shortest) if self.normalize else local
         where = layout() if self.gather else None
         if where is not None and where.world_size > 1:
-            gathered = gather_with_gradient(torch.cat(local, dim=1))
-            everyone = gathered.chunk(2, dim=1)
+            gathered = gather_with_gradient(torch.cat([local[0], local[1]], dim=1))
+            everyone = torch.stack(gathered.chunk(2, dim=1))
         else:
-            everyone = (local[0], local[1])
+            everyone = local
         # Checked after the gather, so that all processes stop together instead of waiting for one.
-        if len(everyone[0]) < 2:
+        images = everyone.shape[1]
+        if images < 2:
             raise ShapeError(f"contrast needs at least 2 images per batch, got {len(z0)}: raise batch_size")
-        if not torch.stack([z.detach().isfinite().all() for z in everyone]).all():
-            bad = [int((~z.isfinite()).any(dim=1).sum()) for z in everyone]
-            raise NumericalError(
-                f"projections are not finite: {bad[0]} of {len(everyone[0])} rows of view 0 and {bad[1]} of "
-                "view 1. Lower the learning rate, warm up longer, or use bf16-mixed in place of 16-mixed"
-            )
+
+        def judge(marks: list[float]) -> None:
+            bad = [sum(map(math.isnan, part)) for part in (marks[:images], marks[images:])]
+            if any(bad):
+                raise NumericalError(
+                    f"projections are not finite: {bad[0]} of {images} rows of view 0 and {bad[1]} of view "
+                    "1. Lower the learning rate, warm up longer, or use bf16-mixed in place of 16-mixed"
+                )
+
+        check((everyone.detach() * 0).sum(2), judge)  # nan for a row with an entry that is not finite
         first = where.rank * len(z0) if where is not None and where.world_size > 1 else 0
         return local, everyone, first
 

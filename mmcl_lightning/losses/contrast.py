@@ -45,9 +45,15 @@ class Contrast:
         """Number of negatives of each anchor."""
         return len(self.candidates) - self.excluded.shape[1]
 
-    @functools.cached_property
+    @property
     def similarity(self) -> Tensor:
         """Scalar product of anchors and candidates, the cosine for unit rows, shape ``(R, n)``."""
+        if torch.compiler.is_compiling():  # which finds by itself what is computed twice, but takes no lock
+            return self.anchors @ self.candidates.T
+        return self._similarity
+
+    @functools.cached_property
+    def _similarity(self) -> Tensor:
         return self.anchors @ self.candidates.T
 
     def of_negatives(self, values: Tensor) -> Tensor:

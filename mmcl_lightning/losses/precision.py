@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmcl_lightning.deferred import check, checker
 from mmcl_lightning.errors import NumericalError
 
 __all__ = ["shortest_row", "unit_length", "warn_of_short_rows", "watch_gradients", "working_dtype"]
@@ -37,33 +38,37 @@ def unit_length(z: Tensor, shortest: float | None = None) -> Tensor:
     A row of zeros stays zero and gets no gradient: it has no direction, and the gradient has no bound there.
 
     Args:
-        z: Rows ``(B, D)`` in the working precision.
+        z: Rows ``(..., D)`` in the working precision.
         shortest: Rows whose entries are no larger count as zero; None as :func:`shortest_row` has it.
     """
-    largest = z.detach().abs().amax(dim=1, keepdim=True)
+    largest = z.detach().abs().amax(dim=-1, keepdim=True)
     shortest = shortest_row(z.dtype) if shortest is None else shortest
-    alive = ~(largest <= shortest)  # nan counts as alive, to be found out
-    return F.normalize(torch.where(alive, z / torch.where(alive, largest, 1.0), 0.0), dim=1)
+    dead = largest <= shortest  # not where it is nan, to be found out
+    return F.normalize((z / largest.masked_fill(dead, 1.0)).masked_fill(dead, 0.0), dim=-1)
 
 
-def warn_of_short_rows(views: Sequence[Tensor]) -> bool:
-    """Warn where projections in float16 are too short to have a direction; return whether some are.
-
-    On a GPU it waits for the views, so it is to be called where something else waits for them anyway.
+def warn_of_short_rows(views: Sequence[Tensor], said: list[str]) -> None:
+    """Warn, once, where projections in float16 are too short to have a direction.
 
     Args:
         views: Projections ``(B, D)`` as they were given.
+        said: Empty until it was warned; then it has the warning.
     """
+    if said or views[0].dtype != torch.float16:
+        return
     short = [view.detach().abs().amax(dim=1) <= shortest_row(view.dtype) for view in views]
-    count, total = int(torch.cat(short).sum()), sum(map(len, views))
-    if count:
-        warnings.warn(
-            f"{count} of {total} projections are too short for a direction in float16, all entries below "
-            f"{shortest_row(torch.float16):.0e}: they count as zeros and get no gradient. Use bf16-mixed in "
-            "place of 16-mixed. Later batches are not warned of",
-            stacklevel=3,
-        )
-    return count > 0
+    total = sum(map(len, views))
+
+    def judge(values: list[float]) -> None:
+        if values[0] and not said:
+            said.append(
+                f"{values[0]:.0f} of {total} projections are too short for a direction in float16, all "
+                f"entries below {shortest_row(torch.float16):.0e}: they count as zeros and get no gradient. "
+                "Use bf16-mixed in place of 16-mixed. Later batches are not warned of"
+            )
+            warnings.warn(said[0], stacklevel=5)
+
+    check(torch.cat(short).sum(), judge)
 
 
 def watch_gradients(loss: Tensor, views: Sequence[Tensor]) -> None:
@@ -76,21 +81,25 @@ def watch_gradients(loss: Tensor, views: Sequence[Tensor]) -> None:
         loss: The loss, a scalar.
         views: Projections ``(B, D)`` in float32 that were float16.
     """
-    factor = [1.0]
+    factor: list[Tensor] = []
+    hand_over = checker()  # that of the forward pass, since the backward pass runs elsewhere
 
     def remember(gradient: Tensor) -> None:
-        factor[0] = max(1.0, abs(float(gradient)))
+        factor[:] = [gradient.detach().abs().clamp_min(1.0)]
 
-    def check(gradient: Tensor) -> None:
-        largest = float(gradient.abs().max()) / factor[0]
-        if not largest <= torch.finfo(torch.float16).max:
+    def judge(values: list[float]) -> None:
+        if not values[0] <= torch.finfo(torch.float16).max:
             raise NumericalError(
-                f"a gradient of the projections is {largest:.3g}, and float16 ends at 65504: they are too "
+                f"a gradient of the projections is {values[0]:.3g}, and float16 ends at 65504: they are too "
                 "short for this temperature, C or reg. Use bf16-mixed in place of 16-mixed"
             )
+
+    def look(gradient: Tensor) -> None:
+        largest = gradient.abs().max()
+        hand_over(largest / factor[0] if factor else largest, judge)
 
     if loss.requires_grad:
         loss.register_hook(remember)  # type: ignore[no-untyped-call]
         for view in views:
             if view.requires_grad:
-                view.register_hook(check)  # type: ignore[no-untyped-call]
+                view.register_hook(look)  # type: ignore[no-untyped-call]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmcl_lightning.deferred import DeferredChecks, check
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.losses.mixing import HardNegativeMixing, MixingDraws
 from mmcl_lightning.losses.precision import (
@@ -59,8 +62,8 @@ class InfoNCELoss(nn.Module):
         self.temperature = temperature
         self.mixing = mixing
         self._stats: dict[str, Tensor] = {}
-
-    _short_rows_said = False
+        self._short_rows_said: list[str] = []
+        self._checks = DeferredChecks()  # where nobody else collects them
 
     def forward(self, query: Tensor, key: Tensor, queue: Tensor, draws: MixingDraws | None = None) -> Tensor:
         """Compute the loss of a batch, in float32 (float64 stays), also under autocast.
@@ -81,8 +84,11 @@ class InfoNCELoss(nn.Module):
             ConfigError: If the queue has fewer rows than ``mixing`` needs.
         """
         _check_shapes(query, key, queue)
-        check_finite(query, key)
-        with torch.autocast(device_type=query.device.type, enabled=False):
+        with (
+            self._checks.unless_waiting(query),
+            torch.autocast(device_type=query.device.type, enabled=False),
+        ):
+            check_finite(query, key)
             single = query.to(working_dtype(query.dtype))
             q = unit_length(single, shortest_row(query.dtype))
             k = unit_rows(key.detach()).to(q.dtype)
@@ -99,16 +105,18 @@ class InfoNCELoss(nn.Module):
             loss = -F.logsigmoid(positive - negatives.logsumexp(1)).mean()
             if query.dtype == torch.float16:
                 watch_gradients(loss, [single])
-        if not loss.isfinite():
-            raise NumericalError(f"the loss is {loss.item()} although all projections are finite: {self}")
-        if query.dtype == torch.float16 and not self._short_rows_said:
-            self._short_rows_said = warn_of_short_rows((query, key))
+            check(loss, self._judge)
+            warn_of_short_rows((query, key), self._short_rows_said)
         self._stats = {
             "positive_similarity": cosine.detach().mean(),
             "contrast_top1": (nearest <= cosine.detach()).float().mean(),
             "negatives": torch.tensor(float(negatives.shape[1])),
         }
         return loss
+
+    def _judge(self, values: list[float]) -> None:
+        if not math.isfinite(values[0]):
+            raise NumericalError(f"the loss is {values[0]} although all projections are finite: {self}")
 
     @property
     def last_stats(self) -> dict[str, Tensor]:
@@ -128,12 +136,16 @@ def unit_rows(z: Tensor) -> Tensor:
 
 def check_finite(query: Tensor, key: Tensor) -> None:
     """Raise :class:`NumericalError` if a row of queries or keys, each ``(n, D)``, is not finite."""
-    bad = torch.stack([(~z.detach().isfinite()).any(dim=1).sum() for z in (query, key)]).tolist()
-    if any(bad):
-        raise NumericalError(
-            f"projections are not finite: {bad[0]} of {len(query)} queries and {bad[1]} of {len(key)} keys. "
-            "Lower the learning rate, warm up longer, or use bf16-mixed in place of 16-mixed"
-        )
+
+    def judge(marks: list[float]) -> None:
+        bad = [sum(map(math.isnan, part)) for part in (marks[: len(query)], marks[len(query) :])]
+        if any(bad):
+            raise NumericalError(
+                f"projections are not finite: {bad[0]} of {len(query)} queries and {bad[1]} of {len(key)} "
+                "keys. Lower the learning rate, warm up longer, or use bf16-mixed in place of 16-mixed"
+            )
+
+    check(torch.cat([(z.detach() * 0).sum(1) for z in (query, key)]), judge)
 
 
 def _check_shapes(query: Tensor, key: Tensor, queue: Tensor) -> None:

@@ -211,7 +211,7 @@ class SupportVectors(NegativeWeights):
             reg=self.reg,
             positive_semidefinite=kernel.positive_semidefinite,
             assume_unit_diag=self.assume_unit_diag,
-            kernel_name=repr(kernel),
+            kernel_name=kernel,
             rows=contrast.rows,
             total_rows=contrast.total_rows,
         )
@@ -252,10 +252,10 @@ class Shuffled(NegativeWeights):
         if weights.log is None:
             return weights
         n, N = len(contrast.candidates), contrast.negatives
-        draws = torch.rand(contrast.total_rows, n).to(contrast.rows.device)[contrast.rows]
+        draws = torch.rand(contrast.total_rows, n).to(contrast.rows.device, non_blocking=True)[contrast.rows]
         targets = draws.scatter(1, contrast.excluded, 2.0).argsort(1)[:, :N]  # negatives in random order
-        negative = torch.ones_like(draws).scatter(1, contrast.excluded, 0.0).bool()
-        values = weights.log[negative].view(-1, N)
+        left_out = torch.zeros_like(draws).scatter(1, contrast.excluded, 1.0)
+        values = weights.log.gather(1, left_out.argsort(dim=1, stable=True)[:, :N])
         return dataclasses.replace(weights, log=weights.log.scatter(1, targets, values))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from abc import abstractmethod
@@ -17,7 +18,9 @@ from mmcl_lightning._options import check_choice, check_flags, check_number, che
 from mmcl_lightning._specs import from_spec, to_spec
 from mmcl_lightning.batches import clean_views, image_count, names_of, views_of
 from mmcl_lightning.callbacks.averaging import average_anew
+from mmcl_lightning.callbacks.progress import brings_a_bar
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
+from mmcl_lightning.deferred import DeferredChecks
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.models import ProjectionHead, explained, feature_dim
 from mmcl_lightning.modules.chunked import encode_in_chunks
@@ -70,6 +73,8 @@ class PretrainingModule(ResumableModule):
         init_from: File of the backbone's first weights, every one of them or none: a checkpoint of this
             package, an exported backbone, torchvision's, timm's, or a published one; see
             :func:`~mmcl_lightning.modules.weight_files.read_backbone`. A resumed run does not read it.
+        compile: Let ``torch.compile`` make one program each of backbone and head when a fit begins, in place:
+            weights keep their names, and a run may be resumed with it or without.
 
     Logs:
         ``train/loss`` (of several processes that of the first one's anchors), ``train/lr`` each step;
@@ -93,6 +98,7 @@ class PretrainingModule(ResumableModule):
         warmup: float = 0.0,
         chunk_size: int | None = None,
         init_from: str | None = None,
+        compile: bool = False,
     ):
         super().__init__()
         record_options(self)
@@ -101,7 +107,7 @@ class PretrainingModule(ResumableModule):
         check_number("warmup", warmup, "in [0, 1)", "it is a share of all steps")
         if chunk_size is not None:
             check_whole(1, chunk_size=chunk_size)
-        check_flags(cifar_stem=cifar_stem)
+        check_flags(cifar_stem=cifar_stem, compile=compile)
         scale_learning_rate(1.0, 1, lr_scaling)  # raises here, not hours later
         self.backbone = make_backbone(backbone, cifar_stem, pretrained=False if restoring.get() else None)
         self._published: Preprocessing | None = None  # of the weights that the backbone begins with
@@ -119,6 +125,8 @@ class PretrainingModule(ResumableModule):
         self.warmup = warmup
         self.chunk_size = chunk_size
         self.init_from = init_from
+        self._compiles = compile  # torch's modules have a method of that name
+        self._checks = DeferredChecks()
 
     def start_from(self, path: str) -> None:
         """Load the backbone's weights from a file, every one of them or none.
@@ -156,8 +164,9 @@ class PretrainingModule(ResumableModule):
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor] | None:
         """Return ``loss``, and ``h`` ``(views * B, F)`` without a gradient, for callbacks that learn from it.
 
-        A projection that is not finite raises, naming the step; a learning rate that leads to one while a
-        finder tries rates is passed over.
+        A projection that is not finite raises, naming the step: at once on a CPU, elsewhere at the next step
+        that is logged, or at the end of the epoch. A learning rate that leads to one while a finder tries
+        rates is passed over.
         """
         found = self._loss_and_h(batch)
         if found is None:
@@ -167,9 +176,36 @@ class PretrainingModule(ResumableModule):
         if trial is not None and loss < 0:  # it stops at a multiple of the smallest loss, which then is less
             trial.early_stop_threshold = None
         size = image_count(batch)
-        self.log("train/loss", loss, prog_bar=True, batch_size=size)
+        # A bar of Lightning reads what it shows in every step, and a GPU is waited for then.
+        self.log("train/loss", loss, prog_bar=not brings_a_bar(self.trainer), batch_size=size)
         self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=size)
         return {"loss": loss, "h": h.detach()}
+
+    def on_fit_start(self) -> None:
+        """Compile backbone and head where that is wanted; see :class:`ResumableModule` for the rest."""
+        super().on_fit_start()
+        if self._compiles:
+            self.backbone.compile()
+            self.projection_head.compile()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Look at the checks of the steps since the last log, where the host waits for the device anyway."""
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if every and self.global_step % every == 0:
+            self._checks.look()
+
+    def on_train_epoch_end(self) -> None:
+        """Look at those of the last steps."""
+        self._checks.look()
+
+    def on_validation_epoch_end(self) -> None:
+        """Look at those of the validation."""
+        self._checks.look()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Look before anything is written."""
+        self._checks.look()
+        super().on_save_checkpoint(checkpoint)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log the loss of held-out items."""
@@ -262,14 +298,18 @@ class PretrainingModule(ResumableModule):
         """Loss and h of a batch; None where a finder tries a rate that is too high for numbers."""
         # Views that were made on the device have not been there when Lightning gave others the precision.
         views = self.trainer.precision_plugin.convert_input(views_of(batch))
+        trial = learning_rate_trial(self.trainer) is not None
+        stage = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
+        where = f"{stage} step {self.global_step}"
+        at_once = trial or not self._checks.defers(self.device)
         try:
-            with explained(self.backbone, views[0]):
+            collecting = contextlib.nullcontext() if at_once else self._checks.collect(where)
+            with collecting, explained(self.backbone, views[0]):
                 return self.loss_of_views(views)
         except NumericalError as error:
-            if learning_rate_trial(self.trainer) is not None:
+            if trial:
                 return None
-            where = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
-            raise NumericalError(f"{where} step {self.global_step}: {error}") from error
+            raise NumericalError(f"{where}: {error}") from error
 
 
 def _check_lr_steps(schedule: str, steps: list[int] | None) -> None:

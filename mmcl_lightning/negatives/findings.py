@@ -142,7 +142,7 @@ class SupportVectors:
     def describe(self) -> list[str]:
         """Say in a few lines what was solved and found."""
         loss, stats = self.criterion, self.stats()
-        kernel = re.sub(r", \w+=None", "", self.problem.kernel_name)  # as fitted, where it is
+        kernel = re.sub(r", \w+=None", "", str(self.problem.kernel_name))  # as fitted, where it is
         bound = "" if math.isinf(loss.C) else f", {stats['bound_fraction']:.1%} at C"
         lines = [
             f"{kernel}, {type(loss.solver).__name__}, C={loss.C:g}, reg={loss.reg:g}: "

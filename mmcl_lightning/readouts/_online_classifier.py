@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmcl_lightning.deferred import check
 from mmcl_lightning.distributed import layout
 from mmcl_lightning.errors import DataError, ShapeError
 
@@ -46,12 +47,12 @@ class OnlineClassifier:
         nn.init.zeros_(self.linear.bias)
         self.mean = torch.zeros(width, device=device)
         self.var = torch.zeros(width, device=device)
-        self.steps = 0
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # with a labelled row
         self._optimizer = torch.optim.Adam(
-            self.linear.parameters(), lr=lr, weight_decay=weight_decay, eps=_ADAM_EPS
+            self.linear.parameters(), lr=lr, weight_decay=weight_decay, eps=_ADAM_EPS, fused=True
         )
 
-    def step(self, rows: Tensor, labels: Tensor) -> Tensor | None:
+    def step(self, rows: Tensor, labels: Tensor) -> Tensor:
         """Take a step on the labelled rows of all processes.
 
         Args:
@@ -59,29 +60,34 @@ class OnlineClassifier:
             labels: Class indices ``(n,)``, negative = unlabelled.
 
         Returns:
-            Mean loss of the labelled rows, the same on every process, or None where there is none.
+            Mean loss of the labelled rows, the same on every process; nan where there is none.
 
         Raises:
-            DataError: If a label is no class.
+            DataError: If a label is no class; where checks are deferred, when somebody looks.
             ShapeError: If rows have another width than before.
         """
-        if int(labels.max()) >= self.linear.out_features:
-            raise DataError(
-                f"a label is {int(labels.max())}, but there are {self.linear.out_features} classes, from 0"
-            )
+        classes = self.linear.out_features
+
+        def judge(values: list[float]) -> None:
+            if values[0] >= classes:
+                raise DataError(f"a label is {values[0]:.0f}, but there are {classes} classes, from 0")
+
+        check(labels.max(), judge)
         self._check(rows)
-        count = self._follow(rows[labels >= 0])
-        if count == 0:  # then not even Adam's momentum may move the weights
-            return None
+        count = self._follow(rows, labels >= 0)
         self._optimizer.zero_grad(set_to_none=False)
-        loss = F.cross_entropy(self.scores(rows), labels.clamp_min(-1), ignore_index=-1, reduction="sum")
+        targets = labels.clamp(-1, classes - 1)
+        loss = F.cross_entropy(self.scores(rows), targets, ignore_index=-1, reduction="sum")
         loss.backward()  # type: ignore[no-untyped-call]
         grads = [p.grad for p in self.linear.parameters() if p.grad is not None]
         mean = _summed(torch.cat([loss.detach().view(1), *(grad.flatten() for grad in grads)])) / count
         for grad, part in zip(grads, torch.split(mean[1:], [grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view_as(grad))
+        # Where no row has a label not even Adam's momentum may move the weights: the fused step leaves
+        # everything alone then, and the host need not know.
+        self._optimizer.found_inf = (count == 0).float()  # type: ignore[attr-defined]
         self._optimizer.step()
-        self.steps += 1
+        self.steps += (count > 0).to(self.steps.dtype)
         return mean[0]
 
     def scores(self, rows: Tensor) -> Tensor:
@@ -96,7 +102,7 @@ class OnlineClassifier:
             "linear": self.linear.state_dict(),
             "mean": self.mean,
             "var": self.var,
-            "steps": self.steps,
+            "steps": int(self.steps),
             "optimizer": self._optimizer.state_dict(),
         }
 
@@ -105,24 +111,23 @@ class OnlineClassifier:
         self.linear.load_state_dict(state["linear"])
         self.mean.copy_(state["mean"])
         self.var.copy_(state["var"])
-        self.steps = state["steps"]
-        self._optimizer.load_state_dict(state["optimizer"])
+        self.steps.fill_(state["steps"])
+        # Also in a state of an earlier version, whose steps were not fused.
+        groups = [group | {"fused": True} for group in state["optimizer"]["param_groups"]]
+        self._optimizer.load_state_dict(state["optimizer"] | {"param_groups": groups})
 
     @torch.no_grad()
-    def _follow(self, rows: Tensor) -> float:
-        """Let mean and variance follow the rows of all processes, and return their number."""
-        away = rows - self.mean  # small numbers, whose squares do not cancel
-        total = _summed(
-            torch.cat([away.new_tensor([float(len(rows))]), away.sum(dim=0), away.square().sum(dim=0)])
-        )
-        count = float(total[0])
-        if count:
-            shift, square = total[1:].chunk(2)
-            shift = shift / count
-            var = (square / count - shift.square()).clamp_min(0)
-            share = _MOMENTUM if self.steps else 1.0
-            self.mean += share * shift
-            self.var += share * (var - self.var)
+    def _follow(self, rows: Tensor, labelled: Tensor) -> Tensor:
+        """Let mean and variance follow the labelled rows of all processes, and return their number."""
+        # Small numbers, whose squares do not cancel.
+        away = torch.where(labelled[:, None], rows - self.mean, 0.0)
+        total = _summed(torch.cat([labelled.sum()[None], away.sum(dim=0), away.square().sum(dim=0)]))
+        count = total[0]
+        shift, square = (total[1:] / count.clamp_min(1)).chunk(2)
+        var = (square - shift.square()).clamp_min(0)
+        share = torch.where(self.steps > 0, _MOMENTUM, 1.0) * (count > 0)
+        self.mean += share * shift
+        self.var += share * (var - self.var)
         return count
 
     def _check(self, rows: Tensor) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from mmcl_lightning._accuracy import TopAccuracy
 from mmcl_lightning._options import check_number
 from mmcl_lightning.batches import class_indices, labels_of
+from mmcl_lightning.deferred import DeferredChecks
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.readouts._online_classifier import OnlineClassifier
 from mmcl_lightning.readouts.base import Readout, epochs
@@ -60,6 +61,7 @@ class LinearProbe(Readout):
         self.lr = lr
         self.weight_decay = weight_decay
         self._classes = 0  # 0: there are no labels, and the probe stays off
+        self._checks = DeferredChecks()
 
     def reset(self) -> None:
         """Return to the state before any run."""
@@ -110,12 +112,19 @@ class LinearProbe(Readout):
             )
         rows = h.detach().to(torch.float32)
         repeated = targets.repeat(len(h) // len(targets))
-        loss = self._ready(rows).step(rows, repeated)
-        if loss is not None:
+        with self._checks.unless_waiting(rows):
+            loss = self._ready(rows).step(rows, repeated)
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        logged = bool(every) and trainer.global_step % every == 0
+        if logged:
+            self._checks.look()
+        # Between two logs nothing is written, and whether any row had a label need not be known.
+        if (self._checks.defers(rows.device) and not logged) or not loss.isnan():
             module.log("probe/loss", loss, on_step=True, batch_size=len(repeated))
 
     def compute(self, reading: Reading) -> dict[str, float]:
         """Return ``probe/top1`` and ``probe/top5`` of the query images, or nothing without a classifier."""
+        self._checks.look()
         if self.classifier is None and not self._restored:
             return {}
         query = reading.features("query", "the linear probe")

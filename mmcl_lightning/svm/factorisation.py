@@ -15,11 +15,14 @@ share of the product with P.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from mmcl_lightning.deferred import check, may_wait
 from mmcl_lightning.errors import ConfigError, NumericalError
 
 __all__ = ["Factorisation", "factorise"]
@@ -34,10 +37,10 @@ class Factorisation:
     Args:
         inverse: P, shape ``(n, n)``.
         rows: Rows of P at the candidates left out, the positive first, shape ``(B, m, n)``.
-        excluded: Indices of those rows, shape ``(B, m)``.
+        inner: Their sum at each candidate left out, shape ``(B, m)``.
+        small: From the products of a right-hand side with the rows, and its sum, to the weights of the rows
+            in the solution, and theta: shape ``(B, m + 1, m + 1)``.
         keep: Mask of the negatives, shape ``(B, n)``.
-        small: Inverse of each problem's small system, shape ``(B, m + 1, m + 1)``.
-        kappa: Ridge seen by the positive, shape ``(B,)``.
         ridge: beta, the total ridge of the factorised matrix, including what had to be added.
         retries: Failed attempts before this one.
         extra_ridge: What had to be added to the ridge that was asked for.
@@ -45,71 +48,63 @@ class Factorisation:
 
     inverse: Tensor
     rows: Tensor
-    excluded: Tensor
-    keep: Tensor
+    inner: Tensor
     small: Tensor
-    kappa: Tensor
-    ridge: float
-    retries: int
-    extra_ridge: float
+    keep: Tensor
+    ridge: float | Tensor
+    retries: int | Tensor
+    extra_ridge: float | Tensor
 
     def select(self, index: Tensor) -> Factorisation:
         """Return the part for the given problems, ``index`` of shape ``(b,)``; shares the inverse."""
-        parts = (self.rows, self.excluded, self.keep, self.small, self.kappa)
-        rows, excluded, keep, small, kappa = (part[index] for part in parts)
-        return Factorisation(
-            self.inverse, rows, excluded, keep, small, kappa, self.ridge, self.retries, self.extra_ridge
-        )
+        rows, inner, small, keep = (part[index] for part in (self.rows, self.inner, self.small, self.keep))
+        return replace(self, rows=rows, inner=inner, small=small, keep=keep)
 
     def solve(self, rhs: Tensor) -> Tensor:
         """Solve every problem, ``rhs`` of shape ``(B, n)`` and zero off the negatives; returns ``(B, n)``."""
-        head = rhs @ self.inverse
-        weights, theta = self._corrections(head.gather(1, self.excluded), rhs.sum(1))
-        return self._combine(head.add_(theta[:, None]), weights)
+        conditions = torch.cat([self.rows @ rhs[:, :, None], rhs.sum(1)[:, None, None]], dim=1)
+        return self._combine(rhs @ self.inverse, self.small @ conditions)
 
     def solve_constant(self, value: float) -> Tensor:
         """Solve with ``value`` at every negative, ``(B, n)``: needs no product, since P 1 is known."""
-        mean = value / (1 + self.ridge)
-        inner = self.rows.gather(2, self.excluded[:, None, :].expand(-1, self.excluded.shape[1], -1))
-        head = mean - value * inner.sum(1)
-        negatives = self.inverse.shape[0] - self.excluded.shape[1]
-        weights, theta = self._corrections(head, head.new_full((len(head),), value * negatives))
-        return self._combine((theta + mean)[:, None].expand(-1, self.inverse.shape[0]), weights - value)
+        m, mean = self.inner.shape[1], value / (1 + self.ridge)
+        total = self.inner.new_full((len(self.inner), 1), value * (self.inverse.shape[0] - m))
+        conditions = torch.cat([mean - value * self.inner, total], dim=1)
+        weights = self.small @ conditions[:, :, None]
+        weights[:, :m].sub_(value)  # the product with P itself is the mean, without these rows
+        weights[:, m].add_(mean)
+        return self._combine(None, weights)
 
-    def _corrections(self, at_excluded: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights of the rows of P, ``(B, m)``, and theta, ``(B,)``."""
-        conditions = torch.cat([at_excluded, total[:, None]], dim=1)
-        unknowns = (self.small @ conditions[:, :, None]).squeeze(2).neg_()
-        weights, theta = unknowns[:, :-1], unknowns[:, -1]
-        weights[:, 0] *= self.kappa
-        return weights, theta
-
-    def _combine(self, head: Tensor, weights: Tensor) -> Tensor:
-        """Add the weighted rows of P to ``head`` and leave the negatives only."""
-        for j in range(weights.shape[1]):
-            head = torch.addcmul(head, weights[:, j : j + 1], self.rows[:, j])
-        return head * self.keep
+    def _combine(self, head: Tensor | None, weights: Tensor) -> Tensor:
+        """Add the weighted rows of P and theta to ``head``, and leave the negatives only."""
+        weights, theta = weights[:, :-1].mT, weights[:, -1]
+        found = weights @ self.rows if head is None else torch.baddbmm(head[:, None], weights, self.rows)
+        return found.squeeze(1).add_(theta).mul_(self.keep)
 
 
 def factorise(
     gram: Tensor,
     excluded: Tensor,
-    ridge: float,
+    keep: Tensor,
+    ridge: float | Tensor,
     *,
     diag_correction: Tensor,
     allow_indefinite: bool = False,
     allow_ridge: bool = True,
-    kernel_name: str = "the kernel",
+    kernel_name: Callable[[], str] = lambda: "the kernel",
 ) -> Factorisation:
     """Invert ``gram + ridge I`` and prepare the corrections of every problem.
 
     Cholesky in the dtype of ``gram``; if that fails, in float64; then either a general inverse (an
-    indefinite kernel) or a larger ridge. What was needed is recorded in the result.
+    indefinite kernel) or a larger ridge. What was needed is recorded in the result. Where the host may not
+    wait to see a failure, the ridge is raised before to what the precision can resolve, and an indefinite
+    kernel takes the general inverse at once.
 
     Args:
         gram: Centred kernel matrix, shape ``(n, n)``, with ``gram @ 1 = 1``.
         excluded: Candidates left out of each problem, the positive first, shape ``(B, m)``.
-        ridge: Total ridge, >= 0.
+        keep: Mask of the negatives, shape ``(B, n)``.
+        ridge: Total ridge, >= 0; a tensor without dimensions where only the device knows it.
         diag_correction: Correction of k(x+, x+), shape ``(B,)``.
         allow_indefinite: Whether a general inverse may stand in for Cholesky.
         allow_ridge: Whether the ridge may be enlarged.
@@ -119,27 +114,87 @@ def factorise(
         NumericalError: If no permitted attempt succeeds.
         ConfigError: If the ridge is no number in the precision of ``gram``.
     """
-    if ridge > torch.finfo(gram.dtype).max:
+    if not isinstance(ridge, Tensor) and ridge > torch.finfo(gram.dtype).max:
         raise ConfigError(
             f"a ridge of {ridge:g} (reg, plus rho of the Exact solver) is too large for {gram.dtype}"
         )
-    inverse, retries, extra = _invert(gram, ridge, allow_indefinite, allow_ridge, kernel_name)
-    ridge = ridge + extra
-    B, m = excluded.shape
-    rows = inverse[excluded]
+    if may_wait() and not isinstance(ridge, Tensor):
+        inverse, retries, extra = _invert(gram, ridge, allow_indefinite, allow_ridge, kernel_name)
+        return _prepare(inverse, excluded, keep, ridge + extra, diag_correction, retries, extra)
+    inverse, total = _invert_at_once(gram, ridge, allow_indefinite, allow_ridge, kernel_name)
+    added = total - ridge
+    return _prepare(inverse, excluded, keep, total, diag_correction, added > 0, added)
+
+
+def _prepare(
+    inverse: Tensor,
+    excluded: Tensor,
+    keep: Tensor,
+    ridge: float | Tensor,
+    diag_correction: Tensor,
+    retries: int | Tensor,
+    extra: float | Tensor,
+) -> Factorisation:
+    """Invert the small system of every problem."""
+    (B, m), n = excluded.shape, len(inverse)
+    inner = inverse[excluded[:, :, None], excluded[:, None, :]]
     kappa = ridge - diag_correction
-    system = gram.new_ones((B, m + 1, m + 1), dtype=torch.float64)
-    system[:, :m, :m] = rows.gather(2, excluded[:, None, :].expand(-1, m, -1))
-    system[:, :, 0] *= kappa[:, None]
-    system[:, 0, 0] -= 1
-    system[:, m, m] = len(gram) * (1 + ridge)
-    keep = gram.new_ones(B, len(gram)).scatter_(1, excluded, 0.0)
-    small = torch.linalg.inv(system).to(gram.dtype)
-    return Factorisation(inverse, rows, excluded, keep, small, kappa, ridge, retries, extra)
+    system = inverse.new_ones((B, m + 1, m + 1), dtype=torch.float64)
+    system[:, :m, :m] = inner
+    system[:, :, 0].mul_(kappa[:, None])
+    system[:, 0, 0].sub_(1)
+    system[:, m, m].mul_(n * (1 + ridge))
+    small = torch.linalg.inv_ex(system).inverse.neg_()
+    small[:, 0].mul_(kappa[:, None])
+    small = small.to(inverse.dtype)
+    return Factorisation(inverse, inverse[excluded], inner.sum(1), small, keep, ridge, retries, extra)
+
+
+def _invert_at_once(
+    gram: Tensor,
+    ridge: float | Tensor,
+    allow_indefinite: bool,
+    allow_ridge: bool,
+    kernel_name: Callable[[], str],
+) -> tuple[Tensor, Tensor]:
+    """Return the inverse and the ridge that it has, without a look at any value.
+
+    A failure is found by the check, where the host looks at it.
+    """
+    shifted = gram.clone()
+    largest = gram.diagonal().abs().max()
+    # What rounding in the factorisation can take from the least eigenvalue.
+    least = largest * (2 * len(gram) * torch.finfo(gram.dtype).eps if allow_ridge else 0)
+    total = torch.maximum(least, ridge) if isinstance(ridge, Tensor) else least.clamp_min(ridge)
+    shifted.diagonal().add_(total)
+    if allow_indefinite:
+        inverse, info = torch.linalg.inv_ex(shifted.double())
+        inverse = inverse.to(gram.dtype)
+    else:
+        factor, info = torch.linalg.cholesky_ex(shifted)
+        inverse = torch.cholesky_inverse(factor)
+    # Rounding can let a singular matrix pass; the inverse's diagonal then gives it away.
+    condition = inverse.diagonal().abs().max() * (largest + total)
+
+    def judge(values: list[float]) -> None:
+        failed, condition, asked = values
+        bad = not condition * len(gram) * torch.finfo(gram.dtype).eps < 1  # also for nan
+        if failed or (bad and not allow_indefinite) or not math.isfinite(condition):
+            raise _not_definite(asked, kernel_name())
+
+    check(torch.stack([info.to(gram.dtype), condition, total]), judge)
+    return inverse, total
+
+
+def _not_definite(ridge: float, kernel_name: str) -> NumericalError:
+    return NumericalError(
+        f"K + {ridge:g} I is not positive definite for {kernel_name}, even in float64: raise reg (or the "
+        "solver's rho), use a positive semi-definite kernel such as RBF, or ProjectedGradient with a finite C"
+    )
 
 
 def _invert(
-    gram: Tensor, ridge: float, allow_indefinite: bool, allow_ridge: bool, kernel_name: str
+    gram: Tensor, ridge: float, allow_indefinite: bool, allow_ridge: bool, kernel_name: Callable[[], str]
 ) -> tuple[Tensor, int, float]:
     """Return the inverse, the number of failed attempts and the ridge that had to be added."""
     inverse = _cholesky_inverse(gram, ridge)
@@ -161,10 +216,7 @@ def _invert(
             inverse = _cholesky_inverse(double, ridge + relative * scale)
             if inverse is not None:
                 return inverse.to(gram.dtype), retries, relative * scale
-    raise NumericalError(
-        f"K + {ridge:g} I is not positive definite for {kernel_name}, even in float64: raise reg (or the "
-        "solver's rho), use a positive semi-definite kernel such as RBF, or ProjectedGradient with a finite C"
-    )
+    raise _not_definite(ridge, kernel_name())
 
 
 def _cholesky_inverse(gram: Tensor, ridge: float) -> Tensor | None:

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmcl_lightning._options import check_number
+from mmcl_lightning.deferred import check, may_wait
 from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
 from mmcl_lightning.svm.factorisation import Factorisation, factorise
 
@@ -47,7 +48,7 @@ def max_margin_dual(
     reg: float = 0.1,
     positive_semidefinite: bool = True,
     assume_unit_diag: bool = False,
-    kernel_name: str = "the kernel",
+    kernel_name: object = "the kernel",
     rows: Tensor | None = None,
     total_rows: int | None = None,
 ) -> MaxMarginDual:
@@ -65,7 +66,7 @@ def max_margin_dual(
         reg: Ridge added to the diagonal of every problem, >= 0, in the unit of ``gram``.
         positive_semidefinite: Whether the kernel guarantees a positive semi-definite ``gram``.
         assume_unit_diag: Put 1 in place of k(x+, x+), as the paper prints and the published code does.
-        kernel_name: What error messages call the kernel.
+        kernel_name: What error messages call the kernel, such as the kernel itself.
         rows: Where these problems stand among those of all processes, shape ``(B,)``, so that the random
             start of a solver does not depend on how they are spread; 0 to B - 1 by default.
         total_rows: Number of problems of all processes; B by default.
@@ -99,35 +100,27 @@ def max_margin_dual(
         raise ShapeError(f"positive and left_out must be int64 indices, got {excluded.dtype}")
     if excluded.shape[1] >= len(gram):
         raise ShapeError(f"{len(gram)} candidates leave no negative when {excluded.shape[1]} are left out")
-    _check_values(gram, excluded, kernel_name)
-    diagonal = gram.diagonal()[positive]
-    correction, loss = torch.zeros_like(diagonal), 0.0
-    if assume_unit_diag:
-        correction = 1 - diagonal
-        loss = max(0.0, -correction.min().item()) * (len(gram) - excluded.shape[1])
+    if may_wait():
+        _check_indices(excluded, len(gram))
     return MaxMarginDual(
-        gram=_centre(gram),
+        gram=_centre(gram, kernel_name),
         excluded=excluded,
         C=float(C) if torch.finfo(gram.dtype).max >= C else math.inf,
         reg=float(reg),
-        diag_correction=correction,
+        diag_correction=1 - gram.diagonal()[positive] if assume_unit_diag else gram.new_zeros(len(excluded)),
         positive_semidefinite=positive_semidefinite,
-        kernel_name=f"{kernel_name} with assume_unit_diag" if loss > reg else kernel_name,
-        curvature_loss=loss,
+        kernel_name=kernel_name,
+        assume_unit_diag=assume_unit_diag,
         rows=torch.arange(len(excluded), device=gram.device) if rows is None else rows,
         total_rows=len(excluded) if total_rows is None else total_rows,
     )
 
 
-def _check_values(gram: Tensor, excluded: Tensor, kernel_name: str) -> None:
-    if not gram.isfinite().all():
-        raise NumericalError(f"the kernel matrix of {kernel_name} is not finite: use smaller parameters")
+def _check_indices(excluded: Tensor, n: int) -> None:
     ordered = excluded.sort(dim=1).values
-    inside = (ordered[:, 0] >= 0) & (ordered[:, -1] < len(gram))
+    inside = (ordered[:, 0] >= 0) & (ordered[:, -1] < n)
     if not (inside & (ordered[:, 1:] > ordered[:, :-1]).all(dim=1)).all():
-        raise ShapeError(
-            f"positive and left_out must be distinct indices of the {len(gram)} candidates, per problem"
-        )
+        raise ShapeError(f"positive and left_out must be distinct indices of the {n} candidates, per problem")
 
 
 def check_box(C: float, reg: float) -> None:
@@ -145,14 +138,21 @@ def _check_range(C: float, reg: float, dtype: torch.dtype) -> None:
         raise ConfigError(f"reg={reg:g} is too large for {dtype}: the most is {limits.max**0.5:g}")
 
 
-def _centre(gram: Tensor) -> Tensor:
+def _centre(gram: Tensor, kernel_name: object) -> Tensor:
     """Subtract row and column means, then give the constant vector the eigenvalue 1 instead of 0.
 
     The second step changes nothing in the problem either, and keeps the matrix invertible without a ridge.
     """
+
+    def judge(values: list[float]) -> None:
+        if not math.isfinite(values[0]):
+            raise NumericalError(f"the kernel matrix of {kernel_name} is not finite: use smaller parameters")
+
     mean = gram.mean(dim=0)
+    overall = mean.mean()
+    check(overall, judge)
     centred = gram - mean
-    centred -= (mean - mean.mean() - 1 / len(gram))[:, None]
+    centred -= (mean - (overall + 1 / len(gram)))[:, None]
     return centred
 
 
@@ -179,8 +179,8 @@ class MaxMarginDual:
         reg: Ridge, >= 0.
         diag_correction: What to add to k(x+, x+) of each problem, shape ``(B,)``; zero by default.
         positive_semidefinite: Whether the kernel is positive semi-definite.
-        kernel_name: What error messages call the kernel.
-        curvature_loss: Most that ``diag_correction`` may take from the least eigenvalue of any problem, >= 0.
+        kernel_name: What error messages call the kernel, such as the kernel itself.
+        assume_unit_diag: Whether ``diag_correction`` is what k(x+, x+) lacks of 1.
     """
 
     gram: Tensor
@@ -191,8 +191,8 @@ class MaxMarginDual:
     reg: float
     diag_correction: Tensor
     positive_semidefinite: bool = True
-    kernel_name: str = "the kernel"
-    curvature_loss: float = 0.0
+    kernel_name: object = "the kernel"
+    assume_unit_diag: bool = False
     keep: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -215,10 +215,28 @@ class MaxMarginDual:
         return self.n - self.excluded.shape[1]
 
     @property
+    def curvature_loss(self) -> Tensor:
+        """Most that ``diag_correction`` may take from the least eigenvalue of any problem, >= 0, scalar."""
+        return (-self.diag_correction.min()).clamp_min(0) * self.negatives
+
+    @property
+    def may_be_concave(self) -> Tensor:
+        """Whether ``diag_correction`` may take more than ``reg`` gives, bool without dimensions."""
+        return self.curvature_loss > self.reg + 8 * self.n * torch.finfo(self.gram.dtype).eps
+
+    @property
     def convex(self) -> bool:
-        """Whether every problem is sure to be convex: a minimum is then the optimum, with or without a C."""
-        rounding = 8 * self.n * torch.finfo(self.gram.dtype).eps
-        return self.positive_semidefinite and self.curvature_loss <= self.reg + rounding
+        """Whether every problem is sure to be convex: a minimum is then the optimum, with or without a C.
+
+        Waits for the device where k(x, x) was set to 1.
+        """
+        return self.positive_semidefinite and not (self.assume_unit_diag and bool(self.may_be_concave))
+
+    @property
+    def name(self) -> str:
+        """What error messages call the kernel, with what was done to its diagonal where that matters."""
+        to_blame = self.assume_unit_diag and bool(self.curvature_loss > self.reg)
+        return f"{self.kernel_name} with assume_unit_diag" if to_blame else str(self.kernel_name)
 
     @property
     def positive(self) -> Tensor:
@@ -307,16 +325,17 @@ class MaxMarginDual:
         delta += 2 * c * total - 4 * (k * row_sums).sum(1) - 4 * c * N * sum_k
         return (delta.clamp_min(0) + 2 * self.reg * trace + self.reg**2 * N).clamp_min(0).sqrt()
 
-    def factorise(self, shift: float = 0.0, *, require_definite: bool = False) -> Factorisation:
+    def factorise(self, shift: float | Tensor = 0.0, *, require_definite: bool = False) -> Factorisation:
         """Factorise ``Delta_b + (reg + shift) I`` of every problem at once; see :func:`factorise`."""
         return factorise(
             self.gram,
             self.excluded,
+            self.keep,
             self.reg + shift,
             diag_correction=self.diag_correction,
             allow_indefinite=not (require_definite or self.positive_semidefinite),
             allow_ridge=self.positive_semidefinite,
-            kernel_name=self.kernel_name,
+            kernel_name=lambda: self.name,
         )
 
     def dense(self, b: int) -> tuple[Tensor, Tensor]:

@@ -489,7 +489,8 @@ def test_statistics_describe_the_solution_also_where_the_bound_is_dropped() -> N
 def test_peak_memory_grows_with_the_square_of_the_batch(
     solver: Solver, symmetric: bool, kernel: Kernel
 ) -> None:
-    short = solver if isinstance(solver, Inverse) else type(solver)(max_steps=10)
+    short = solver if isinstance(solver, Inverse) else dataclasses.replace(solver, tol=1e-4, max_steps=10)
+    width = 12 if "fixed" in name(solver) else 8  # bytes: three step lengths, or a kernel matrix in float64
     peaks = []
     for images in (48, 96):
         z0, z1 = _leaves(*(view.float() for view in make_views(images, 4, seed=48)))
@@ -497,8 +498,8 @@ def test_peak_memory_grows_with_the_square_of_the_batch(
         with Memory() as memory:
             loss(z0, z1).backward()
         n = 2 * images
-        assert memory.largest <= 8 * n * n  # at most one kernel matrix in float64
-        assert memory.largest < 4 * images * n * n / 20  # far from one matrix per anchor
+        assert memory.largest <= width * n * n
+        assert memory.largest < 4 * images * n * n / 12  # far from one matrix per anchor
         assert memory.peak >= 2 * 4 * n * n  # the kernel matrix and its inverse or gradient were seen
         peaks.append(memory.peak)
     assert peaks[1] <= 4.5 * peaks[0]

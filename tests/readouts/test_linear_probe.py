@@ -258,7 +258,7 @@ def test_rows_without_label_do_not_count() -> None:
         assert loss == pytest.approx(float(labelled.step(h[labels >= 0], labels[labels >= 0])))
     torch.testing.assert_close(mixed.linear.weight, labelled.linear.weight)
     before = [tensor.clone() for tensor in (*mixed.linear.parameters(), mixed.mean, mixed.var)]
-    assert mixed.step(h, torch.full((12,), -1)) is None
+    assert mixed.step(h, torch.full((12,), -1)).isnan()
     # Adam's momentum would have moved it.
     assert all(map(torch.equal, before, (*mixed.linear.parameters(), mixed.mean, mixed.var)))
     with pytest.raises(DataError, match="a label is 3, but there are 3 classes"):

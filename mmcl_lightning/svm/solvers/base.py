@@ -19,7 +19,6 @@ __all__ = ["Solver"]
 class Solver(abc.ABC):
     """A way to find the dual variables. Leaves are frozen dataclasses that hold options only."""
 
-    @torch.no_grad()
     def __call__(self, problem: MaxMarginDual) -> Solution:
         """Solve all problems of a batch; no gradient is recorded.
 
@@ -29,7 +28,8 @@ class Solver(abc.ABC):
         Returns:
             The solution, with ``alpha`` of shape ``(B, n)``.
         """
-        return self._solve(problem)
+        with torch.no_grad(), torch.autocast(problem.gram.device.type, enabled=False):
+            return self._solve(problem)
 
     @abc.abstractmethod
     def _solve(self, problem: MaxMarginDual) -> Solution:
@@ -40,7 +40,7 @@ def check_bounded(problem: MaxMarginDual) -> None:
     """Raise :class:`ConfigError` where the problems may have no minimum."""
     if math.isinf(problem.C) and not problem.convex:
         raise ConfigError(
-            f"an iterative solver needs a finite C for {problem.kernel_name}, where Delta + reg I need "
+            f"an iterative solver needs a finite C for {problem.name}, where Delta + reg I need "
             "not be positive definite: set C, or use the RBF kernel"
         )
 
@@ -51,6 +51,15 @@ def allowed_residual(problem: MaxMarginDual, alpha: Tensor, tol: float) -> Tenso
     Rounding is no excuse for more than a hundredth: there the gradient says nothing any more.
     """
     return problem.rounding(alpha).clamp_(tol, max(tol, 0.01))
+
+
+def place_of_status(problem: MaxMarginDual, alpha: Tensor, residual: Tensor, tol: float) -> Tensor:
+    """As :func:`status_at`, but the place of the status in their order, on the device."""
+    allowed = torch.stack([residual.new_full((len(residual),), tol), allowed_residual(problem, alpha, tol)])
+    met = (residual <= allowed).all(1)  # False for nan
+    order = list(Status)
+    rest = torch.where(met[1], order.index(Status.ROUNDED), order.index(Status.MAX_STEPS))
+    return torch.where(met[0], order.index(Status.CONVERGED), rest)
 
 
 def status_at(problem: MaxMarginDual, alpha: Tensor, residual: Tensor, tol: float) -> Status:

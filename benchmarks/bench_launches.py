@@ -1,0 +1,294 @@
+"""What a GPU pays for beside arithmetic: kernels launched, waits of the host, and products of matrices.
+
+    python benchmarks/bench_launches.py [--images 256]
+
+Counted on the CPU by torch's dispatcher; a count is the same on a GPU, where the host waits for the device to
+finish whatever it was given. Of every loss and solver, forward and backward; then of whole training steps of
+``quickstart.yaml`` with all its callbacks: what waits in a step that is not logged, and where. Prints tables
+and writes ``launches_cpu.json`` and its section of ``launches.md``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import common  # first: it puts a clone's root on the path
+import torch
+from bench_step import loss_alone
+from common import Target
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mmcl_lightning.cli import main as mmcl
+from mmcl_lightning.deferred import DeferredChecks
+from mmcl_lightning.losses import (
+    DebiasedLoss,
+    DecoupledLoss,
+    HCLLoss,
+    HingeLoss,
+    InfoNCELoss,
+    MMCLLoss,
+    Near,
+    NTXentLoss,
+    Shuffled,
+    WeightedContrastiveLoss,
+)
+from mmcl_lightning.svm import Exact, Inverse, ProjectedGradient
+
+LOSSES: dict[str, Callable[[], Any]] = {
+    "NT-Xent": NTXentLoss,
+    "Decoupled": DecoupledLoss,
+    "Debiased": DebiasedLoss,
+    "HCL": HCLLoss,
+    "Hinge": HingeLoss,
+    "Near, log": partial(WeightedContrastiveLoss, Near()),
+    "Shuffled Near, log": partial(WeightedContrastiveLoss, Shuffled(Near())),
+    "InfoNCE, queue": InfoNCELoss,
+    "MMCL, Inverse": partial(MMCLLoss, solver=Inverse()),
+    "MMCL log, Inverse": partial(MMCLLoss, solver=Inverse(), form="log"),
+    "MMCL, Exact adaptive": partial(MMCLLoss, solver=Exact(path="adaptive")),
+    "MMCL, Exact fixed": partial(MMCLLoss, solver=Exact(path="fixed")),
+    "MMCL, ProjectedGradient": partial(MMCLLoss, solver=ProjectedGradient()),
+}
+_PACKAGE = str(common.ROOT / "mmcl_lightning")
+_TO_HOST = (Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__array__)
+
+
+def as_on_a_gpu() -> Any:
+    """Let checks be put off as on a GPU."""
+    return mock.patch.object(DeferredChecks, "defers", staticmethod(lambda device: True))
+
+
+def alone(images: int) -> dict[str, common.Launches]:
+    """Count forward and backward of every loss, by name."""
+    views = common.projections(images)
+    queue = torch.cat(common.projections(8 * images, seed=1))
+    found = {}
+    # The product with few rows is for CPUs: its choice reads a value that a GPU is never asked for.
+    with mock.patch("mmcl_lightning.svm.problem._MANY", math.inf), as_on_a_gpu():
+        for name, build in LOSSES.items():
+            loss = build()
+            run = loss_alone(partial(loss, queue=queue) if isinstance(loss, InfoNCELoss) else loss, views)
+            run()
+            found[name] = common.count(run)
+    return found
+
+
+class _Waits(TorchDispatchMode):
+    """Counts waits for tensors that would lie on the device, by the place in the code that waits.
+
+    On the device lie the parameters, the batch, and whatever is computed from such a tensor. What a program
+    keeps on the host, such as the step count of an optimizer, costs no wait.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: Counter[str] = Counter()
+        self._device: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used again
+
+    def add(self, *parts: Any) -> None:
+        """Say that these tensors lie on the device."""
+        for leaf in tree_leaves(parts):
+            if isinstance(leaf, Tensor):
+                self._device[leaf.untyped_storage()._cdata] = leaf.untyped_storage()
+
+    def holds(self, *parts: Any) -> bool:
+        """Whether one of these tensors lies on the device."""
+        leaves = [leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor)]
+        return any(leaf.untyped_storage()._cdata in self._device for leaf in leaves)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = self.holds(args, kwargs)
+        if known and common.waits(func.overloadpacket.__name__, args):
+            self.places[_place()] += 1
+        result = func(*args, **(kwargs or {}))
+        if known:
+            self.add(result)
+        return result
+
+
+class _ToHost(TorchFunctionMode):
+    """Counts copies to the host, which the dispatcher does not see on a CPU."""
+
+    def __init__(self, waits: _Waits) -> None:
+        super().__init__()
+        self.waits = waits
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _TO_HOST and self.waits.holds(args[0]):
+            self.waits.places[_place()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _place() -> str:
+    """File and function of the innermost code of this package, of Lightning or of an optimizer that runs."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if path.startswith(_PACKAGE):
+            return f"{path.removeprefix(_PACKAGE).lstrip('/')}: {name}"
+        if "/lightning/" in path or "/torch/optim/" in path:
+            return f"{'/'.join(Path(path).parts[-3:])}: {name}"
+        frame = frame.f_back
+    return "elsewhere"
+
+
+PLACES: dict[str, Counter[str]] = {"not logged": Counter(), "logged": Counter()}
+STEPS: Counter[str] = Counter()
+
+
+class StepWaits(Callback):
+    """Counts the waits of the steps between two log points, all callbacks and the loop included."""
+
+    def __init__(self) -> None:
+        self._open: contextlib.ExitStack | None = None
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Close the count of the step before, and open that of this one."""
+        self.close()
+        step = trainer.global_step + 1  # as it is called once the batch is done
+        if step <= trainer.log_every_n_steps:  # what happens once in a run
+            return
+        kind = "not logged" if step % trainer.log_every_n_steps else "logged"
+        STEPS[kind] += 1
+        waits = _Waits()
+        waits.add(*pl_module.parameters(), *pl_module.buffers(), batch)
+        self._open = contextlib.ExitStack()
+        self._open.callback(lambda: PLACES[kind].update(waits.places))
+        self._open.enter_context(waits)
+        self._open.enter_context(_ToHost(waits))
+
+    def close(self) -> None:
+        """End the count that is open."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the count before the readouts."""
+        self.close()
+
+
+def training(quick: bool) -> tuple[dict[str, Counter[str]], dict[str, int]]:
+    """Train by the recipe ``quickstart.yaml``; return waits by place, and steps, not logged and logged."""
+    sys.modules["bench_launches"] = sys.modules[__name__]  # the command line imports the callback by name
+    STEPS.clear()
+    for counted in PLACES.values():
+        counted.clear()
+    size = 64 if quick else 512
+    with tempfile.TemporaryDirectory() as folder, as_on_a_gpu():
+        mmcl(
+            [
+                *("fit", "--config", str(common.ROOT / "configs" / "quickstart.yaml")),
+                *("--trainer.callbacks+=bench_launches.StepWaits", f"--data.train_size={12 * size // 8}"),
+                *(f"--data.test_size={size // 4}", f"--data.batch_size={size // 8}", "--data.num_workers=0"),
+                *("--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--readouts.support_vectors=null"),
+                f"--trainer.logger.save_dir={folder}",
+            ]
+        )
+    return PLACES, dict(STEPS)
+
+
+#: Launches, waits and products of the last version whose losses looked at every check at once, 56c9bad.
+BEFORE = {
+    "NT-Xent": (121, 2, 0),
+    "Decoupled": (119, 2, 0),
+    "Debiased": (151, 2, 0),
+    "HCL": (176, 2, 0),
+    "Hinge": (118, 2, 0),
+    "Near, log": (137, 2, 0),
+    "Shuffled Near, log": (146, 3, 0),
+    "InfoNCE, queue": (88, 1, 0),
+    "MMCL, Inverse": (205, 7, 0),
+    "MMCL log, Inverse": (212, 7, 0),
+    "MMCL, Exact adaptive": (1258, 76, 21),
+    "MMCL, ProjectedGradient": (20288, 458, 563),
+}
+#: Waits of a step that is not logged, there.
+STEP_BEFORE = {
+    "svm/factorisation.py: _cholesky_inverse": 2,
+    "readouts/_online_classifier.py: step": 2,
+    "losses/base.py: _prepare": 1,
+    "svm/problem.py: _check_values": 1,
+    "svm/factorisation.py: factorise": 1,
+    "losses/base.py: forward": 1,
+    "readouts/_online_classifier.py: _follow": 1,
+    "fabric/utilities/apply_func.py: to_item": 1,
+}
+NOTES = """*Launches*: operations that compute something. *Waits*: operations for which the host waits for
+the device. *Products*: of a matrix (B, n), or of several stacked, with the kernel matrix or its inverse.
+*Before*: the same three at the commit before this was changed, 56c9bad.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Count, then write the tables and the numbers."""
+    options = common.parser(__doc__)
+    options.add_argument("--images", type=int, default=256)
+    chosen = options.parse_args(arguments)
+    images = 16 if chosen.quick else chosen.images
+    found = alone(images)
+    places, steps = training(chosen.quick)
+    rows = []
+    for name, n in found.items():
+        before = [str(number) for number in BEFORE.get(name, ("-",) * 3)]
+        rows.append([name, str(n.launches), str(n.waits), str(n.products), *before])
+    head = ["loss, forward and backward", "launches", "waits", "products", "before", "", ""]
+    text = f"B = {images}, both views as negatives. {NOTES}\n{common.table(head, rows)}\n"
+    text += f"## Waits of a training step of quickstart.yaml, all callbacks\n\n{_step_table(places, steps)}"
+    record = {
+        "machine": common.machine(torch.device("cpu")),
+        "images": images,
+        "counts": {name: [n.launches, n.waits, n.products] for name, n in found.items()},
+        "steps": steps,
+        "waits": {kind: dict(counted) for kind, counted in places.items()},
+    }
+    print(common.write(chosen.out, "launches", "cpu", record, targets(found, places), text))
+
+
+def _step_table(places: dict[str, Counter[str]], steps: dict[str, int]) -> str:
+    names = sorted({*STEP_BEFORE, *places["not logged"], *places["logged"]})
+    rows = [
+        [name]
+        + [common.number(places[kind][name] / max(1, steps[kind])) for kind in ("not logged", "logged")]
+        + [str(STEP_BEFORE.get(name, 0))]
+        for name in names
+    ]
+    return common.table(["where", "per step between log points", "per logged step", "before"], rows)
+
+
+def targets(found: dict[str, common.Launches], places: dict[str, Counter[str]]) -> list[Target]:
+    """What was promised."""
+    softmax = [n for name, n in found.items() if "MMCL" not in name and "Shuffled" not in name]
+    promised = [
+        Target("waits: NT-Xent and the other softmax losses", 0, max(n.waits for n in softmax)),
+        Target("waits: Inverse", 0, found["MMCL, Inverse"].waits),
+        Target("launches: Inverse", 150, found["MMCL, Inverse"].launches),
+        Target("waits of a training step between log points", 0, places["not logged"].total()),
+    ]
+    fixed = found.get("MMCL, Exact fixed")
+    if fixed is not None:
+        promised += [
+            Target("waits: Exact, fixed path", 0, fixed.waits),
+            Target("launches: Exact, fixed path", 900, fixed.launches),
+            Target("products: Exact, fixed path", 60, fixed.products),
+        ]
+    return promised
+
+
+if __name__ == "__main__":
+    main()
