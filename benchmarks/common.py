@@ -180,13 +180,13 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         self.waits += waits(name, args)
-        self.launches += not (func.is_view or name in _NO_LAUNCH)
+        self.launches += not (func.is_view or name in NO_LAUNCH)
         self.products += _is_product(name, args)
         return func(*args, **(kwargs or {}))
 
 
-_NO_LAUNCH = ("_local_scalar_dense", "_unsafe_view", "detach", "empty", "empty_like", "empty_strided")
-_NO_LAUNCH += ("new_empty",)
+NO_LAUNCH = ("_local_scalar_dense", "_unsafe_view", "detach", "empty", "empty_like", "empty_strided")
+NO_LAUNCH += ("new_empty",)
 _WAITS = ("_local_scalar_dense", "_linalg_check_errors", "_unique2", "equal", "is_nonzero", "masked_select")
 _WAITS += ("nonzero", "repeat_interleave", "unique_dim")
 _INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.cloud_io import _load
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ModelCheckpoint
@@ -31,6 +32,7 @@ __all__ = [
     "PRIVATE_NAMES",
     "callbacks_of",
     "datamodule_of",
+    "fits_processes",
     "has_saved",
     "has_trained",
     "has_tried_out",
@@ -192,6 +194,18 @@ def is_spawned(trainer: Trainer) -> bool:
 def request_stop(trainer: Trainer) -> None:
     """Let the trainer end its loops as after SIGTERM."""
     trainer._signal_connector.received_sigterm = True
+
+
+def fits_processes(trainer: Trainer) -> bool:
+    """Whether devices and machines are those for which torchrun or SLURM started processes."""
+    environment = trainer._accelerator_connector.cluster_environment
+    if trainer.world_size == 1 and not isinstance(environment, TorchElasticEnvironment):
+        return True  # a job of SLURM may well have more tasks than a command in it needs
+    try:
+        environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
+    except ValueError:
+        return False
+    return True
 
 
 def requeue_signal(trainer: Trainer) -> int | None:

@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from mmcl_lightning._checkpoints import newest_good, read_checkpoint, runs_folder
-from mmcl_lightning._lightning import has_saved, requeue_in_run_folder
+from mmcl_lightning._lightning import fits_processes, has_saved, requeue_in_run_folder
 from mmcl_lightning._messages import class_names
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning._text import say
@@ -149,6 +149,13 @@ class MMCLCLI(LightningCLI):
         if isinstance(given := own["trainer"].get("callbacks"), list):
             kwargs["callbacks"] = _last_of_its_kind(given)
         trainer: Any = super().instantiate_trainer(**kwargs)
+        if not fits_processes(trainer):
+            raise ConfigError(
+                f"{trainer.num_devices} devices on each of {trainer.num_nodes} machines are not the "
+                "processes that were started: set --trainer.devices to torchrun's --nproc-per-node or "
+                "SLURM's --ntasks-per-node, --trainer.num_nodes to --nnodes or --nodes, and "
+                "--trainer.strategy ddp"
+            )
         on_cpu = trainer.strategy.root_device.type == "cpu"
         if self.options.trainer.get("sync_batchnorm") and on_cpu and trainer.world_size > 1:
             raise ConfigError(

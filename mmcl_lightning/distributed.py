@@ -24,6 +24,7 @@ __all__ = [
     "gather_uneven",
     "gather_with_gradient",
     "layout",
+    "mean_over_processes",
 ]
 
 T = TypeVar("T")
@@ -118,6 +119,19 @@ def gather_uneven(x: Tensor, counts: Sequence[int] | None = None) -> list[Tensor
     parts = [torch.empty_like(padded) for _ in counts]
     dist.all_gather(parts, padded)
     return [part[:count] for part, count in zip(parts, counts, strict=True)]
+
+
+def mean_over_processes(x: Tensor) -> Tensor:
+    """Return the mean of what the processes bring, without gradient; a GPU's host does not wait for it.
+
+    Args:
+        x: Of one shape on every process, floating point.
+    """
+    mean = x.detach()
+    if (count := layout().world_size) > 1:
+        mean = mean / count
+        dist.all_reduce(mean)
+    return mean
 
 
 def gather_objects(value: T) -> list[T]:

@@ -33,8 +33,8 @@ def find_recipe(name: str) -> str:
     """Return the path of a configuration.
 
     Args:
-        name: A path, or the name of a shipped recipe or study (``ablations/kernel``), with or without
-            ``.yaml``. A file in the current folder comes first.
+        name: A path, or the name of a shipped recipe, study (``ablations/kernel``) or overlay
+            (``overlays/ddp``), with or without ``.yaml``. A file in the current folder comes first.
 
     Raises:
         ConfigError: If there is neither; the message lists the recipes.
@@ -46,15 +46,15 @@ def find_recipe(name: str) -> str:
         inside = not Path(candidate).is_absolute() and ".." not in Path(candidate).parts
         if inside and _is_file(shipped):
             return str(shipped)
-    studies = sorted(f"ablations/{path.name}" for path in (recipe_folder() / "ablations").glob("*.yaml"))
+    nested = sorted(f"{path.parent.name}/{path.name}" for path in recipe_folder().glob("*/*.yaml"))
     known = [recipe.removesuffix(".yaml") for recipe in recipe_names()]
-    near = difflib.get_close_matches(name, [*recipe_names(), *studies], n=1)
+    near = difflib.get_close_matches(name, [*recipe_names(), *nested], n=1)
     near = near or difflib.get_close_matches(Path(name).name, recipe_names(), n=1)
     raise ConfigError(
         f"no configuration {name!r}, neither as a file (looked in {Path.cwd()}) nor as a recipe"
         + (f"; did you mean {near[0]}?" if near else ".")
         + (
-            f" Studies: {', '.join(studies)}"
+            f" Studies and overlays: {', '.join(nested)}"
             if "/" in name
             else ""
             if near

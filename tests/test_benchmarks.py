@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -199,3 +200,25 @@ def test_products_are_those_with_the_kernel_matrix(monkeypatch: pytest.MonkeyPat
     assert common.count(lambda: alpha @ gram).products == 1
     assert common.count(lambda: (alpha @ gram.T, torch.addmm(alpha, alpha, gram))).products == 2
     assert common.count(lambda: (alpha @ alpha.T, gram[:, :2] @ gram[:2])).products == 0
+
+
+def test_scaling_is_counted_as_the_launches_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without values, as one of several processes: what belongs to all candidates is not shared out."""
+    scaling = load(monkeypatch, "scaling")
+    launches = json.loads((HERE.parent / "docs" / "results" / "launches_cpu.json").read_text())["counts"]
+    one, eight = (scaling.count("MMCL, Inverse", 256, gpus) for gpus in (1, 8))
+    assert one.launches == launches["MMCL, Inverse"][0]
+    assert (one.sent, eight.sent) == (0, 3 * 256 * 2 * 128 * 4 * 7 // 8)
+    assert one.bytes > eight.bytes > 4 * 512**2 * 4  # four matrices of all candidates
+    assert eight.flops > 512**3
+    larger = scaling.count("MMCL, Inverse", 4096, 8)
+    assert larger.flops > 8192**3
+    rates = scaling.Rates(flops=1, launch=0, bandwidth=1e6, network=1e6)
+    assert larger.seconds(rates) == pytest.approx(larger.flops / 1e12, rel=1e-2)
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- counted -->\nold\n<!-- end of counted -->\nafter\n")
+    scaling.main(["--quick", "--out", str(page)])
+    assert page.read_text().startswith("before\n<!-- counted -->\n\nMemory 80 GB")
+    assert page.read_text().endswith("\n<!-- end of counted -->\nafter\n")
+    (row,) = re.findall(r"### MMCL, Inverse\n.*?\n(\| 256 .*?)\n", page.read_text(), flags=re.DOTALL)
+    assert row.rstrip("|") in (HERE.parent / "docs" / "scaling.md").read_text()

@@ -23,7 +23,8 @@ PUBLIC = {
     "ImageFolderDataModule NormalsDataModule SSLDataModule STL10DataModule ShapesDataModule Splits "
     "TUDataModule TransferDataModule UCF101DataModule VOCDetectionDataModule",
     "deferred": "DeferredChecks check checker may_wait",
-    "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout",
+    "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout "
+    "mean_over_processes",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",
     "features": "FeaturePass collect_features encode evaluating feature_pass pictures_of",
     "kernels": "Intersection Kernel Linear Polynomial RBF Tanh squared_distances",

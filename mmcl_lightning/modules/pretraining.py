@@ -21,6 +21,7 @@ from mmcl_lightning.callbacks.averaging import average_anew
 from mmcl_lightning.callbacks.progress import brings_a_bar
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.deferred import DeferredChecks
+from mmcl_lightning.distributed import mean_over_processes
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.models import ProjectionHead, explained, feature_dim
 from mmcl_lightning.modules.chunked import encode_in_chunks
@@ -77,7 +78,7 @@ class PretrainingModule(ResumableModule):
             weights keep their names, and a run may be resumed with it or without.
 
     Logs:
-        ``train/loss`` (of several processes that of the first one's anchors), ``train/lr`` each step;
+        ``train/loss`` (of the anchors of all processes), ``train/lr`` each step;
         ``val/loss`` on held-out items with training augmentation.
 
     Raises:
@@ -177,7 +178,8 @@ class PretrainingModule(ResumableModule):
             trial.early_stop_threshold = None
         size = image_count(batch)
         # A bar of Lightning reads what it shows in every step, and a GPU is waited for then.
-        self.log("train/loss", loss, prog_bar=not brings_a_bar(self.trainer), batch_size=size)
+        shown = mean_over_processes(loss)
+        self.log("train/loss", shown, prog_bar=not brings_a_bar(self.trainer), batch_size=size)
         self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=size)
         return {"loss": loss, "h": h.detach()}
 
