@@ -149,19 +149,7 @@ class MMCLCLI(LightningCLI):
         if isinstance(given := own["trainer"].get("callbacks"), list):
             kwargs["callbacks"] = _last_of_its_kind(given)
         trainer: Any = super().instantiate_trainer(**kwargs)
-        if not fits_processes(trainer):
-            raise ConfigError(
-                f"{trainer.num_devices} devices on each of {trainer.num_nodes} machines are not the "
-                "processes that were started: set --trainer.devices to torchrun's --nproc-per-node or "
-                "SLURM's --ntasks-per-node, --trainer.num_nodes to --nnodes or --nodes, and "
-                "--trainer.strategy ddp"
-            )
-        on_cpu = trainer.strategy.root_device.type == "cpu"
-        if self.options.trainer.get("sync_batchnorm") and on_cpu and trainer.world_size > 1:
-            raise ConfigError(
-                f"trainer.sync_batchnorm works on GPUs alone, and there are {trainer.world_size} processes "
-                "on the CPU: set --trainer.sync_batchnorm false, or --trainer.devices 1"
-            )
+        self._refuse_processes(trainer)
         keep_files_whole(trainer)
         requeue_in_run_folder(trainer, resumed=self._ckpt_path() is not None)
         callbacks: list[Any] = trainer.callbacks
@@ -177,6 +165,22 @@ class MMCLCLI(LightningCLI):
         if self.subcommand != "fit":
             callbacks.append(StopAtOnce())
         return trainer
+
+    def _refuse_processes(self, trainer: Any) -> None:
+        """Refuse what several processes cannot do, before they wait for each other."""
+        if not fits_processes(trainer):
+            raise ConfigError(
+                f"{trainer.num_devices} devices on each of {trainer.num_nodes} machines are not the "
+                "processes that were started: set --trainer.devices to torchrun's --nproc-per-node or "
+                "SLURM's --ntasks-per-node, --trainer.num_nodes to --nnodes or --nodes, and "
+                "--trainer.strategy ddp"
+            )
+        on_cpu = trainer.strategy.root_device.type == "cpu"
+        if self.options.trainer.get("sync_batchnorm") and on_cpu and trainer.world_size > 1:
+            raise ConfigError(
+                f"trainer.sync_batchnorm works on GPUs alone, and there are {trainer.world_size} processes "
+                "on the CPU: set --trainer.sync_batchnorm false, or --trainer.devices 1"
+            )
 
     def after_instantiate_classes(self) -> None:
         """Say where a checkpoint that is about to be resumed differs from the configuration."""
