@@ -298,8 +298,9 @@ class PretrainingModule(ResumableModule):
 
     def _loss_and_h(self, batch: Any) -> tuple[Tensor, Tensor] | None:
         """Loss and h of a batch; None where a finder tries a rate that is too high for numbers."""
+        views = views_of(batch)
         # Views that were made on the device have not been there when Lightning gave others the precision.
-        views = self.trainer.precision_plugin.convert_input(views_of(batch))
+        views = self.trainer.precision_plugin.convert_input(views)
         trial = learning_rate_trial(self.trainer) is not None
         stage = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
         where = f"{stage} step {self.global_step}"

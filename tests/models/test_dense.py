@@ -40,6 +40,6 @@ def test_the_stride_is_8_by_the_same_weights(stem: bool, dilations: list[int]) -
 
 def test_other_networks_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"such as resnet50, and this backbone is mmcl_lightning's Conv4: set --model\.back"
+        ConfigError, match=r"such as resnet50, and this backbone is mmcl_lightning's Conv4: pretrain a ResNet"
     ):
         dilate(build_backbone("conv4"))
