@@ -14,6 +14,7 @@ at 32 pixels. Prints a table and writes ``data_<device>.json`` and its section o
 from __future__ import annotations
 
 import importlib.util
+import io
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ import torch
 from common import Target, number, ratio
 from PIL import Image
 from torchvision.datasets import ImageFolder
+from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 from mmcl_lightning.datamodules import ImageFolderDataModule
@@ -174,6 +176,18 @@ def sides(
     return found
 
 
+def decoding(root: Path) -> dict[str, Callable[[], object]]:
+    """Decode the files by Pillow, as the data modules do, and by torchvision; both have them in memory."""
+    contents = [path.read_bytes() for path in sorted((root / "train").rglob("*.jpg"))]
+    tensors = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
+    return {
+        "Pillow": lambda: [
+            np.asarray(Image.open(io.BytesIO(content)).convert("RGB")) for content in contents
+        ],
+        "decode_jpeg": lambda: [decode_jpeg(tensor, mode=ImageReadMode.RGB) for tensor in tensors],
+    }
+
+
 def fit(root: Path, augment: str, count: int, device: torch.device) -> None:
     """Train conv4 by SimCLR for an epoch."""
     data = module(root, SimCLRTransform.cifar(32), augment, count)
@@ -209,16 +223,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     side()
                 taken = common.interleave(timed, dict.fromkeys(timed, repeats), device)
                 times[group] = {side: [own / s for s in values] for side, values in taken.items()}
+        decoded = {}
+        for name in CASES:
+            timed = decoding(Path(scratch, name))
+            decoded[name] = common.interleave(timed, dict.fromkeys(timed, repeats), device)
         fits: dict[str, Callable[[], object]] = {
             augment: partial(fit, Path(scratch, "small"), augment, count, device)
             for augment in ("worker", "device")
         }
         taken = common.interleave(fits, dict.fromkeys(fits, repeats), device)
         times["fit"] = {augment: [count / s for s in values] for augment, values in taken.items()}
-    record = {"machine": common.machine(device), "pairs_per_second": times}
+    record = {"machine": common.machine(device), "pairs_per_second": times, "decoding_seconds": decoded}
     torch.set_num_threads(threads)
     made_up = [name for name in CASES if getattr(chosen, name) is None]
-    text = _text(times, made_up)
+    text = _text(times, decoded, made_up)
     print(common.write(chosen.out, "data", device, record, [] if chosen.quick else _targets(times), text))
 
 
@@ -232,7 +250,10 @@ def _targets(times: dict[str, dict[str, list[float]]]) -> list[Target]:
     return found
 
 
-def _text(times: dict[str, dict[str, list[float]]], made_up: Sequence[str]) -> str:
+Times = dict[str, dict[str, list[float]]]
+
+
+def _text(times: Times, decoded: Times, made_up: Sequence[str]) -> str:
     names = list(times["small"])
     rows = []
     for name in (name for name in times if name != "fit"):
@@ -245,8 +266,12 @@ def _text(times: dict[str, dict[str, list[float]]], made_up: Sequence[str]) -> s
     rates = [number(float(np.median(times["fit"][side]))) for side in ("worker", "device")]
     whole = common.table(["`fit` of conv4, 32 pixels", *("worker", "device"), "device over worker"],
                          [["images per second, one core", *rates, f"{number(gain)} ({spread})"]])  # fmt: skip
+    rows = [[name, f"{number(gain)} ({spread})"] for name, (gain, spread) in (
+        (name, ratio(found["decode_jpeg"], found["Pillow"])) for name, found in decoded.items()
+    )]  # fmt: skip
+    decoders = common.table(["files", "time of torchvision's decode_jpeg over Pillow's"], rows)
     note = f" Files made up: {', '.join(made_up)}." if made_up else ""
-    return f"Pairs of views per second, one thread; medians.{note}\n\n{pairs}\n{whole}"
+    return f"Pairs of views per second, one thread; medians.{note}\n\n{pairs}\n{whole}\n{decoders}"
 
 
 if __name__ == "__main__":

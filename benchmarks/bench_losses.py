@@ -40,6 +40,9 @@ LOSSES: dict[str, Callable[[], ContrastiveLoss]] = {
     "MMCL log, Inverse": partial(MMCLLoss, form="log", reg=1.0, symmetric=True),
     "MMCL nce, Inverse": partial(MMCLLoss, form="nce", reg=1.0, symmetric=True),
     "MMCL log, Exact": partial(MMCLLoss, solver=Exact(), form="log", reg=1.0, symmetric=True),
+    "MMCL log, Exact fixed": partial(
+        MMCLLoss, solver=Exact(path="fixed"), form="log", reg=1.0, symmetric=True
+    ),
     "MMCL paper, Inverse": partial(MMCLLoss, RBF(1.0), symmetric=True),
     "MMCL paper, Exact": partial(MMCLLoss, RBF(1.0), Exact(), symmetric=True),
 }

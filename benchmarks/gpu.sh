@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in at most eight minutes and in the order of what matters: each part has a time limit,
-# writes before the next begins, and does not stop the others.
+# writes before the next begins, and does not stop the others. Not run on a GPU yet.
 #
 #   benchmarks/gpu.sh CIFAR10 [OUT] [JPEGS]
 #

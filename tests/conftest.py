@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 _HERE = str(Path(__file__).parent)
@@ -13,3 +14,11 @@ if _HERE not in sys.path:
 
 # The tensors here are tiny: threads only get in each other's way.
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run files last that start threads of autograd: a process forked after that cannot train.
+
+    torch says "Unable to handle autograd's threading in combination with fork-based multiprocessing".
+    """
+    items.sort(key=lambda item: item.get_closest_marker("starts_threads") is not None)

@@ -16,6 +16,8 @@ import torch
 from mmcl_lightning.kernels import RBF
 from mmcl_lightning.svm import Inverse, ProjectedGradient, max_margin_dual
 
+pytestmark = pytest.mark.starts_threads
+
 HERE = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
@@ -83,8 +85,8 @@ def test_the_data_benchmark_times_the_same_files_in_all_ways(
     with pytest.raises(SystemExit, match="holds 0 JPEGs, and --images asks for 8"):
         bench.main(["--quick", "--small", str(pictures)])
     image = bench.Image.new("RGB", (40, 30), (200, 100, 50))
-    for pair in (bench.torchvision_pair(bench.SimCLRTransform.imagenet(32)),):
-        assert [view.shape for view in pair(image)] == [(3, 32, 32)] * 2
+    views = bench.torchvision_pair(bench.SimCLRTransform.imagenet(32))(image)
+    assert [view.shape for view in views] == [(3, 32, 32)] * 2
 
 
 def test_the_knn_benchmark_compares_equal_predictions(

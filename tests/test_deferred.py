@@ -22,6 +22,8 @@ from mmcl_lightning.kernels import Kernel, Polynomial, Tanh
 from mmcl_lightning.losses import ContrastiveLoss, InfoNCELoss, MMCLLoss, WeightedContrastiveLoss
 from mmcl_lightning.svm import Exact, Inverse, Solver, Status, max_margin_dual
 
+pytestmark = pytest.mark.starts_threads
+
 LOSSES: tuple[ContrastiveLoss, ...] = (
     *BASELINES,
     *(WeightedContrastiveLoss(rule) for rule in RULES),

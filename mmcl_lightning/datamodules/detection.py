@@ -10,16 +10,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from mmcl_lightning._options import check_whole
-from mmcl_lightning.datamodules.detection_files import DetectionSource, Objects, labelled, list_objects
-from mmcl_lightning.datamodules.loading import mix_seed
+from mmcl_lightning.datamodules.detection_files import Objects, labelled, list_objects
 from mmcl_lightning.datamodules.splits import Splits
 from mmcl_lightning.datamodules.transfer_names import VOC_CLASSES
-from mmcl_lightning.datamodules.whole_images import WholeImageDataModule
+from mmcl_lightning.datamodules.whole_images import JudgedItems, TrainingItems, WholeImageDataModule
 from mmcl_lightning.errors import ConfigError, DataError
-from mmcl_lightning.transforms import ShortSide
 
 __all__ = ["VOCDetectionDataModule"]
 
@@ -29,6 +26,43 @@ _SHORT_SIDES = tuple(range(480, 801, 32))
 def _listed(items: list[tuple[Any, ...]]) -> tuple[list[Any], ...]:
     """Make a batch of items whose parts are of any sizes: a list of each part."""
     return tuple(list(part) for part in zip(*items, strict=True))
+
+
+def _resized(objects: Objects, image: Image.Image, pixels: Tensor) -> Tensor:
+    """Return the boxes of an image ``(n, 4)`` after it was resized."""
+    scale = torch.tensor([pixels.shape[2] / image.width, pixels.shape[1] / image.height])
+    return torch.from_numpy(objects.boxes) * scale.repeat(2)
+
+
+class _TrainingImages(TrainingItems):
+    """Images and objects under ``(epoch, position)`` keys."""
+
+    def __getitem__(self, given: tuple[int, int] | int) -> tuple[Tensor, dict[str, Tensor]]:
+        key = self.key_of(given)
+        image, objects = self.source.pair(key[1])
+        side, generator = self.draw(*key)
+        flipped = bool(torch.rand((), generator=generator) < 0.5)
+        pixels = self.transform.replace(side=side)(image)
+        boxes = _resized(objects, image, pixels)
+        if flipped:
+            width = pixels.shape[2]
+            pixels = pixels.flip(2)
+            boxes = torch.stack((width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]), dim=1)
+        return pixels, {"boxes": boxes, "labels": torch.from_numpy(objects.labels)}
+
+
+class _TestImages(JudgedItems):
+    """Images of the evaluation, and the objects of their files."""
+
+    def __getitem__(self, key: int) -> tuple[Tensor, dict[str, Tensor]]:
+        image, objects = self.source.pair(key if key >= 0 else ~key)
+        return self.transform(image), {
+            "boxes": torch.from_numpy(objects.boxes),
+            "labels": torch.from_numpy(objects.labels),
+            "difficult": torch.from_numpy(objects.difficult),
+            "size": torch.tensor([image.height, image.width]),
+            "position": torch.tensor(key),
+        }
 
 
 class VOCDetectionDataModule(WholeImageDataModule):
@@ -72,6 +106,8 @@ class VOCDetectionDataModule(WholeImageDataModule):
     """
 
     contrasts = False
+    training_set = _TrainingImages
+    test_set = _TestImages
     collate_training = collate_test = staticmethod(_listed)
 
     def __init__(
@@ -133,68 +169,3 @@ class VOCDetectionDataModule(WholeImageDataModule):
             rank_zero_warn(f"{len(shared)} of the {len(test)} test images are trained on too")
         pretrain, heldout = labelled((train, test), self._classes)
         return Splits(pretrain, heldout, None, None)
-
-    def training_set(self, source: Any, transform: ShortSide) -> _TrainingImages:
-        """Return images with their objects, of drawn sizes, some of them flipped."""
-        return _TrainingImages(source, transform, self.short_sides, self.seed)
-
-    def test_set(self, source: Any, transform: ShortSide) -> _TestImages:
-        """Return images with the objects of their files."""
-        return _TestImages(source, transform)
-
-
-class _TrainingImages(Dataset[Any]):
-    """Images and objects under ``(epoch, position)`` keys."""
-
-    def __init__(
-        self, source: DetectionSource, transform: ShortSide, short_sides: Sequence[int], seed: int
-    ) -> None:
-        self.source = source
-        self.transform = transform
-        self.short_sides = short_sides
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, key: tuple[int, int] | int) -> tuple[Tensor, dict[str, Tensor]]:
-        # A plain position comes from a foreign sampler, such as the one of Trainer(overfit_batches=...).
-        epoch, position = key if isinstance(key, tuple) else (0, key)
-        image, objects = self.source.pair(position)
-        generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch, position))
-        drawn = int(torch.randint(len(self.short_sides), (), generator=generator))
-        flipped = bool(torch.rand((), generator=generator) < 0.5)
-        pixels = self.transform.replace(side=self.short_sides[drawn])(image)
-        boxes = _resized(objects, image, pixels)
-        if flipped:
-            width = pixels.shape[2]
-            pixels = pixels.flip(2)
-            boxes = torch.stack((width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]), dim=1)
-        return pixels, {"boxes": boxes, "labels": torch.from_numpy(objects.labels)}
-
-
-class _TestImages(Dataset[Any]):
-    """Images of the evaluation, and the objects of their files."""
-
-    def __init__(self, source: DetectionSource, transform: ShortSide) -> None:
-        self.source = source
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, key: int) -> tuple[Tensor, dict[str, Tensor]]:
-        image, objects = self.source.pair(key if key >= 0 else ~key)
-        return self.transform(image), {
-            "boxes": torch.from_numpy(objects.boxes),
-            "labels": torch.from_numpy(objects.labels),
-            "difficult": torch.from_numpy(objects.difficult),
-            "size": torch.tensor([image.height, image.width]),
-            "position": torch.tensor(key),
-        }
-
-
-def _resized(objects: Objects, image: Image.Image, pixels: Tensor) -> Tensor:
-    """Return the boxes of an image ``(n, 4)`` after it was resized."""
-    scale = torch.tensor([pixels.shape[2] / image.width, pixels.shape[1] / image.height])
-    return torch.from_numpy(objects.boxes) * scale.repeat(2)

@@ -11,12 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import Dataset
 
 from mmcl_lightning.datamodules.loading import mix_seed
-from mmcl_lightning.datamodules.normal_files import NormalSource, list_normals, unit_normals
+from mmcl_lightning.datamodules.normal_files import list_normals, unit_normals
 from mmcl_lightning.datamodules.splits import Splits
-from mmcl_lightning.datamodules.whole_images import WholeImageDataModule
+from mmcl_lightning.datamodules.whole_images import JudgedItems, TrainingItems, WholeImageDataModule
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.transforms import ShortSide
 
@@ -38,6 +37,32 @@ def _padded(items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     images, normals = (stacked(list(part)) for part in zip(*items, strict=True))
     middle = _STRIDE // 2
     return images, normals[:, :, middle::_STRIDE, middle::_STRIDE].contiguous()
+
+
+class _TrainingPairs(TrainingItems):
+    """Images and normals under ``(epoch, position)`` keys, those of a batch with one short side."""
+
+    def __getitems__(self, given: list[Any]) -> list[tuple[Tensor, Tensor]]:
+        """Return a batch; torch's loader calls it with all keys at once."""
+        keys = [self.key_of(key) for key in given]
+        side, _ = self.draw(*keys[0])
+        resize = self.transform.replace(side=side, multiple=1)
+        return [self._resized(position, resize) for _, position in keys]
+
+    def _resized(self, position: int, resize: ShortSide) -> tuple[Tensor, Tensor]:
+        image, normals = self.source.pair(position)
+        height, width = resize.size_of(image)
+        colours = np.asarray(normals.resize((width, height), Image.Resampling.NEAREST))
+        return resize(image), unit_normals(colours)
+
+
+class _TestPairs(JudgedItems):
+    """Images of the evaluation, and the normals of all pixels of their files."""
+
+    def __getitem__(self, key: int) -> tuple[Tensor, Tensor]:
+        image, colours = self.source.pair(key if key >= 0 else ~key)
+        normals = unit_normals(np.asarray(colours))
+        return self.transform(image), normals if key >= 0 else torch.zeros_like(normals)  # a filling
 
 
 class NormalsDataModule(WholeImageDataModule):
@@ -75,6 +100,8 @@ class NormalsDataModule(WholeImageDataModule):
     """
 
     multiple = _STRIDE
+    training_set = _TrainingPairs
+    test_set = _TestPairs
     collate_training = staticmethod(_padded)
 
     def __init__(
@@ -134,57 +161,3 @@ class NormalsDataModule(WholeImageDataModule):
                 "colour, 2 * pixel / 255 - 1, is of length 0.9 to 1.1"
             )
         return drawn
-
-    def training_set(self, source: Any, transform: ShortSide) -> _TrainingPairs:
-        """Return images with the normals at an eighth of their size."""
-        return _TrainingPairs(source, transform, self.short_sides, self.seed)
-
-    def test_set(self, source: Any, transform: ShortSide) -> _TestPairs:
-        """Return images with the normals of all pixels of their files."""
-        return _TestPairs(source, transform)
-
-
-class _TrainingPairs(Dataset[Any]):
-    """Images and normals under ``(epoch, position)`` keys, those of a batch with one short side."""
-
-    def __init__(
-        self, source: NormalSource, transform: ShortSide, short_sides: Sequence[int], seed: int
-    ) -> None:
-        self.source = source
-        self.transform = transform
-        self.short_sides = short_sides
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitems__(self, given: list[Any]) -> list[tuple[Tensor, Tensor]]:
-        """Return a batch; torch's loader calls it with all keys at once."""
-        # Plain positions come from a foreign sampler, such as the one of Trainer(overfit_batches=...).
-        keys = [key if isinstance(key, tuple) else (0, key) for key in given]
-        generator = torch.Generator().manual_seed(mix_seed(self.seed, *keys[0]))
-        drawn = int(torch.randint(len(self.short_sides), (), generator=generator))
-        resize = self.transform.replace(side=self.short_sides[drawn], multiple=1)
-        return [self._resized(position, resize) for _, position in keys]
-
-    def _resized(self, position: int, resize: ShortSide) -> tuple[Tensor, Tensor]:
-        image, normals = self.source.pair(position)
-        height, width = resize.size_of(image)
-        colours = np.asarray(normals.resize((width, height), Image.Resampling.NEAREST))
-        return resize(image), unit_normals(colours)
-
-
-class _TestPairs(Dataset[Any]):
-    """Images of the evaluation, and the normals of all pixels of their files."""
-
-    def __init__(self, source: Any, transform: Any) -> None:
-        self.source = source
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, key: int) -> tuple[Tensor, Tensor]:
-        image, colours = self.source.pair(key if key >= 0 else ~key)
-        normals = unit_normals(np.asarray(colours))
-        return self.transform(image), normals if key >= 0 else torch.zeros_like(normals)  # a filling

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from mmcl_lightning._options import check_whole
 from mmcl_lightning.datamodules.images import ImageDataModule
-from mmcl_lightning.datamodules.loading import EpochSampler, EvenSampler, ResumableDataLoader
+from mmcl_lightning.datamodules.loading import EpochSampler, EvenSampler, ResumableDataLoader, mix_seed
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.transforms import ImageTransform, ShortSide
 from mmcl_lightning.transforms.base import check_statistics
 
-__all__ = ["WholeImageDataModule"]
+__all__ = ["JudgedItems", "TrainingItems", "WholeImageDataModule"]
+
+
+class JudgedItems(Dataset[Any]):
+    """Items of a source under their positions; those of fillings, ``~position``, do not count.
+
+    Args:
+        source: Has the items by ``pair(position)``.
+        transform: Resizes an image.
+    """
+
+    def __init__(self, source: Any, transform: ShortSide) -> None:
+        self.source = source
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+class TrainingItems(JudgedItems):
+    """Items under the keys ``(epoch, position)``, at lengths that are drawn.
+
+    Args:
+        source: As of :class:`JudgedItems`.
+        transform: As there.
+        short_sides: Lengths of the short side in pixels that are drawn from.
+        seed: What is drawn is a function of it and the key.
+    """
+
+    def __init__(self, source: Any, transform: ShortSide, short_sides: Sequence[int], seed: int) -> None:
+        super().__init__(source, transform)
+        self.short_sides = short_sides
+        self.seed = seed
+
+    def draw(self, *key: int) -> tuple[int, torch.Generator]:
+        """Return the length of the short side for a key, and a generator for what else is drawn."""
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, *key))
+        drawn = int(torch.randint(len(self.short_sides), (), generator=generator))
+        return self.short_sides[drawn], generator
+
+    @staticmethod
+    def key_of(given: Any) -> tuple[int, int]:
+        """Return the key of an item; a plain position is one of a foreign sampler, as of overfit_batches."""
+        return given if isinstance(given, tuple) else (0, given)
 
 
 class WholeImageDataModule(ImageDataModule):
@@ -39,6 +82,10 @@ class WholeImageDataModule(ImageDataModule):
     set_by = "--data.mean and --data.std"
     multiple = 1
     """Sides of an image become multiples of it, and are no shorter."""
+    training_set: type[TrainingItems]
+    """What is trained on."""
+    test_set: type[JudgedItems]
+    """What is judged."""
     collate_training: Callable[[list[Any]], Any]
     """Makes a batch of items of :meth:`training_set`."""
     collate_test: Callable[[list[Any]], Any] | None = None
@@ -71,14 +118,6 @@ class WholeImageDataModule(ImageDataModule):
         """Name of the folder, by which reports tell data sets apart."""
         return Path(self.root).expanduser().resolve().name
 
-    @abstractmethod
-    def training_set(self, source: Any, transform: ShortSide) -> Dataset[Any]:
-        """Return items under the keys ``(epoch, position)``."""
-
-    @abstractmethod
-    def test_set(self, source: Any, transform: ShortSide) -> Dataset[Any]:
-        """Return items under their positions; those of fillings, ``~position``, do not count."""
-
     def train_dataloader(self) -> ResumableDataLoader:
         """Training images in a new order every epoch, without the last partial batch.
 
@@ -91,7 +130,7 @@ class WholeImageDataModule(ImageDataModule):
                 f"data.batch_size is {self.batch_size} on each of {self._world_size} devices, and there are "
                 f"only {len(source)} training images"
             )
-        dataset = self.training_set(source, self._transforms()[0])
+        dataset = self.training_set(source, self._transforms()[0], self.short_sides, self.seed)
         return ResumableDataLoader(
             dataset=dataset,
             batch_size=self.batch_size,

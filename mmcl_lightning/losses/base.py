@@ -6,18 +6,19 @@ import abc
 import dataclasses
 import inspect
 import logging
-import math
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mmcl_lightning._options import arguments_of, check_choice, check_flags, is_number
-from mmcl_lightning.deferred import DeferredChecks, check
+from mmcl_lightning.deferred import DeferredChecks
 from mmcl_lightning.distributed import gather_with_gradient, layout
-from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
+from mmcl_lightning.errors import ConfigError, ShapeError
 from mmcl_lightning.losses.contrast import Contrast
 from mmcl_lightning.losses.precision import (
+    check_loss,
+    check_rows,
     shortest_row,
     unit_length,
     warn_of_short_rows,
@@ -94,13 +95,9 @@ class ContrastiveLoss(nn.Module, abc.ABC):
             loss = self._loss(contrasts)
             if z0.dtype == torch.float16:
                 watch_gradients(loss, single)
-            check(loss, self._judge)
+            check_loss(loss, self)
             warn_of_short_rows((z0, z1), self._short_rows_said)
         return loss
-
-    def _judge(self, values: list[float]) -> None:
-        if not math.isfinite(values[0]):
-            raise NumericalError(f"the loss is {values[0]} although all projections are finite: {self}")
 
     def _loss(self, contrasts: list[Contrast]) -> Tensor:
         """Mean loss of the local anchors; the sets of anchors are equally large."""
@@ -150,16 +147,7 @@ class ContrastiveLoss(nn.Module, abc.ABC):
         images = everyone.shape[1]
         if images < 2:
             raise ShapeError(f"contrast needs at least 2 images per batch, got {len(z0)}: raise batch_size")
-
-        def judge(marks: list[float]) -> None:
-            bad = [sum(map(math.isnan, part)) for part in (marks[:images], marks[images:])]
-            if any(bad):
-                raise NumericalError(
-                    f"projections are not finite: {bad[0]} of {images} rows of view 0 and {bad[1]} of view "
-                    "1. Lower the learning rate, warm up longer, or use bf16-mixed in place of 16-mixed"
-                )
-
-        check((everyone.detach() * 0).sum(2), judge)  # nan for a row with an entry that is not finite
+        check_rows(everyone, [("rows of view 0", images), ("rows of view 1", images)])
         first = where.rank * len(z0) if where is not None and where.world_size > 1 else 0
         return local, everyone, first
 

@@ -13,7 +13,15 @@ from torch.nn import functional as F
 from mmcl_lightning.deferred import check, checker
 from mmcl_lightning.errors import NumericalError
 
-__all__ = ["shortest_row", "unit_length", "warn_of_short_rows", "watch_gradients", "working_dtype"]
+__all__ = [
+    "check_loss",
+    "check_rows",
+    "shortest_row",
+    "unit_length",
+    "warn_of_short_rows",
+    "watch_gradients",
+    "working_dtype",
+]
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -45,6 +53,44 @@ def unit_length(z: Tensor, shortest: float | None = None) -> Tensor:
     shortest = shortest_row(z.dtype) if shortest is None else shortest
     dead = largest <= shortest  # not where it is nan, to be found out
     return F.normalize((z / largest.masked_fill(dead, 1.0)).masked_fill(dead, 0.0), dim=-1)
+
+
+def check_loss(loss: Tensor, criterion: object) -> None:
+    """Raise :class:`NumericalError` where a loss is not finite although its projections are.
+
+    Args:
+        loss: The value, without dimensions.
+        criterion: What the message names.
+    """
+
+    def judge(values: list[float]) -> None:
+        if not math.isfinite(values[0]):
+            raise NumericalError(f"the loss is {values[0]} although all projections are finite: {criterion}")
+
+    check(loss, judge)
+
+
+def check_rows(rows: Tensor, parts: Sequence[tuple[str, int]]) -> None:
+    """Raise :class:`NumericalError` where projections are not finite.
+
+    Args:
+        rows: All of them, ``(..., D)``.
+        parts: What the message calls parts of them, one after the other, and how many rows each has.
+    """
+
+    def judge(marks: list[float]) -> None:
+        found, start = [], 0
+        for name, count in parts:
+            found.append((sum(map(math.isnan, marks[start : start + count])), count, name))
+            start += count
+        if any(bad for bad, _, _ in found):
+            words = " and ".join(f"{bad} of {count} {name}" for bad, count, name in found)
+            raise NumericalError(
+                f"projections are not finite: {words}. Lower the learning rate, warm up longer, or use "
+                "bf16-mixed in place of 16-mixed"
+            )
+
+    check((rows.detach() * 0).sum(-1), judge)  # nan for a row with an entry that is not finite
 
 
 def warn_of_short_rows(views: Sequence[Tensor], said: list[str]) -> None:

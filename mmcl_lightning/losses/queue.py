@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl_lightning.deferred import DeferredChecks, check
-from mmcl_lightning.errors import ConfigError, NumericalError, ShapeError
+from mmcl_lightning.deferred import DeferredChecks
+from mmcl_lightning.errors import ConfigError, ShapeError
 from mmcl_lightning.losses.mixing import HardNegativeMixing, MixingDraws
 from mmcl_lightning.losses.precision import (
+    check_loss,
+    check_rows,
     shortest_row,
     unit_length,
     warn_of_short_rows,
@@ -105,7 +105,7 @@ class InfoNCELoss(nn.Module):
             loss = -F.logsigmoid(positive - negatives.logsumexp(1)).mean()
             if query.dtype == torch.float16:
                 watch_gradients(loss, [single])
-            check(loss, self._judge)
+            check_loss(loss, self)
             warn_of_short_rows((query, key), self._short_rows_said)
         self._stats = {
             "positive_similarity": cosine.detach().mean(),
@@ -113,10 +113,6 @@ class InfoNCELoss(nn.Module):
             "negatives": torch.tensor(float(negatives.shape[1])),
         }
         return loss
-
-    def _judge(self, values: list[float]) -> None:
-        if not math.isfinite(values[0]):
-            raise NumericalError(f"the loss is {values[0]} although all projections are finite: {self}")
 
     @property
     def last_stats(self) -> dict[str, Tensor]:
@@ -136,16 +132,8 @@ def unit_rows(z: Tensor) -> Tensor:
 
 def check_finite(query: Tensor, key: Tensor) -> None:
     """Raise :class:`NumericalError` if a row of queries or keys, each ``(n, D)``, is not finite."""
-
-    def judge(marks: list[float]) -> None:
-        bad = [sum(map(math.isnan, part)) for part in (marks[: len(query)], marks[len(query) :])]
-        if any(bad):
-            raise NumericalError(
-                f"projections are not finite: {bad[0]} of {len(query)} queries and {bad[1]} of {len(key)} "
-                "keys. Lower the learning rate, warm up longer, or use bf16-mixed in place of 16-mixed"
-            )
-
-    check(torch.cat([(z.detach() * 0).sum(1) for z in (query, key)]), judge)
+    rows = torch.cat([query.detach(), key.detach()])
+    check_rows(rows, [("queries", len(query)), ("keys", len(key))])
 
 
 def _check_shapes(query: Tensor, key: Tensor, queue: Tensor) -> None:

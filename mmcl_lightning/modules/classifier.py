@@ -34,8 +34,9 @@ class ClassifierModule(JudgingModule):
     negative label do not count. Accuracy is over the images of all processes, each counted once. In place of
     the images that are judged may stand a list of views, such as ten crops, whose softmax is averaged.
 
-    What is measured is the data module's ``metric``, else ``top1``. Where it has ``multi_label``, an image
-    may be of several classes: the loss is the mean binary cross-entropy over the classes.
+    What is measured is the data module's ``metric``, ``top1`` or ``mean_per_class``. Where it has
+    ``multi_label``, an image may be of several classes: the loss is the mean binary cross-entropy over the
+    classes, and the metric ``map_11point``.
 
     Args:
         checkpoint: Where the backbone's weights come from: a checkpoint of this package, an exported
@@ -121,7 +122,9 @@ class ClassifierModule(JudgingModule):
                 f"an evaluation needs one view of each image: set data.task to 'classify', got {task!r}"
             )
         self.targets = LabelSets() if getattr(datamodule, "multi_label", False) else OneClass()
-        self.metric = getattr(datamodule, "metric", "top1")
+        measures = self.targets.measures
+        self.metric = getattr(datamodule, "metric", measures[0])
+        check_choice("the data module's metric", self.metric, measures)
         classes = self.num_classes or getattr(datamodule, "num_classes", None)
         if classes is None and self.classifier is not None:  # to predict images without labels
             return
@@ -155,8 +158,7 @@ class ClassifierModule(JudgingModule):
         with explained(self.backbone, images):
             h = self.represent(images)
         loss = self.targets.loss_sum(self.scores(h), labels) / (labels >= 0).sum().clamp_min(1)
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
-        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=len(labels))
+        self._log_step(loss, len(labels))
         return {"loss": loss, "h": h.detach()}
 
     def on_train_epoch_end(self) -> None:
@@ -191,9 +193,7 @@ class ClassifierModule(JudgingModule):
         if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
             self.curve.append((self.current_epoch + 1, self.global_step, values[self.metric]))
             values[f"best_{self.metric}"] = max(point[2] for point in self.curve)
-        # Every process has the same values; their maximum is exact, which their mean is not.
-        named = {f"{self.tag}/{name}": value for name, value in values.items()}
-        self.log_dict(named, batch_size=1, reduce_fx="max", sync_dist=True)
+        self._log_measured(values)
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step

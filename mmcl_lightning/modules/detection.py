@@ -14,7 +14,7 @@ from mmcl_lightning._lightning import datamodule_of
 from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning.callbacks.averaging import average_anew
 from mmcl_lightning.datamodules.loading import mix_seed
-from mmcl_lightning.distributed import gather_objects
+from mmcl_lightning.distributed import gather_objects, mean_over_processes
 from mmcl_lightning.errors import ConfigError, DataError, NumericalError
 from mmcl_lightning.metrics import voc_detection_ap
 from mmcl_lightning.models import build_detector, explained
@@ -150,10 +150,9 @@ class Detection(JudgingModule):
                 f"training step {self.global_step + 1}: the loss is not finite: set --model.lr lower, or "
                 "--model.warmup longer"
             )
-        values = {f"train/{name}": value.detach() for name, value in losses.items()}
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(images))
+        values = {f"train/{name}": mean_over_processes(value) for name, value in losses.items()}
+        self._log_step(loss, len(images))
         self.log_dict(values, batch_size=len(images))
-        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=len(images))
         return loss
 
     def on_validation_epoch_start(self) -> None:
@@ -190,9 +189,7 @@ class Detection(JudgingModule):
         if not self.trainer.sanity_checking:
             self.result = self.global_step, named
             self.by_class = result.by_class[:, 0].tolist()
-        logged = {f"{self.tag}/{name}": value for name, value in named.items()}
-        # Every process has the same values; their maximum is exact, which their mean is not.
-        self.log_dict(logged, batch_size=1, reduce_fx="max", sync_dist=True)
+        self._log_measured(named)
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any, Literal
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
-from torch import nn
+from torch import Tensor, nn
 
 from mmcl_lightning._lightning import replace_hyperparameters
 from mmcl_lightning._options import check_choice
 from mmcl_lightning._specs import to_spec
+from mmcl_lightning.distributed import mean_over_processes
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules.preprocessing import take_over
 from mmcl_lightning.modules.resumable import ResumableModule, restoring
@@ -84,6 +86,26 @@ class JudgingModule(ResumableModule):
         super().on_load_checkpoint(checkpoint)
         self.checkpoint = checkpoint.get("hyper_parameters", {}).get("checkpoint", self.checkpoint)
         replace_hyperparameters(self, {**self.hparams, "checkpoint": self.checkpoint})
+
+    def _log_step(self, loss: Tensor, count: int) -> None:
+        """Log the loss of a training step, of all processes, and the learning rate.
+
+        Args:
+            loss: That of this process.
+            count: Its images.
+        """
+        self.log("train/loss", mean_over_processes(loss), prog_bar=True, batch_size=count)
+        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=count)
+
+    def _log_measured(self, values: Mapping[str, float]) -> None:
+        """Log what was measured of held-out images, the same on every process.
+
+        Args:
+            values: By the names of the numbers.
+        """
+        named = {f"{self.tag}/{name}": value for name, value in values.items()}
+        # Their maximum over the processes is exact, which their mean is not.
+        self.log_dict(named, batch_size=1, reduce_fx="max", sync_dist=True)
 
     def _describe(self, text: str, *names: str) -> None:
         """Write down what is run, and how its images are made, as the protocol of some numbers."""

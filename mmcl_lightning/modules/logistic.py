@@ -236,8 +236,7 @@ class LogisticEvaluation(FrozenClassifier):
     def on_validation_epoch_end(self) -> None:
         """Log what was measured, and the choice that was made for it."""
         super().on_validation_epoch_end()
-        named = {f"{self.tag}/{name}": value for name, value in self.choice.items()}
-        self.log_dict(named, batch_size=1, reduce_fx="max", sync_dist=True)
+        self._log_measured(self.choice)
 
     on_test_epoch_end = on_validation_epoch_end
 

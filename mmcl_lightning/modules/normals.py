@@ -139,8 +139,7 @@ class SurfaceNormals(FrozenBackbone):
             )
         total = F.cross_entropy(scores, codes, ignore_index=-1, reduction="sum")
         loss = total / (codes >= 0).sum().clamp_min(1)
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(images))
-        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=len(images))
+        self._log_step(loss, len(images))
         return loss
 
     def on_train_epoch_end(self) -> None:
@@ -172,9 +171,7 @@ class SurfaceNormals(FrozenBackbone):
         named |= {f"{name}_degrees": values[name] for name in ("median", "mean")}
         if not self.trainer.sanity_checking:
             self.result = self.global_step, named
-        logged = {f"{self.tag}/{name}": value for name, value in named.items()}
-        # Every process has the same values; their maximum is exact, which their mean is not.
-        self.log_dict(logged, batch_size=1, reduce_fx="max", sync_dist=True)
+        self._log_measured(named)
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step

@@ -19,6 +19,8 @@ class OneClass:
 
     in_words = ""
     metric: Any = ClassAccuracy
+    measures: tuple[str, ...] = ("top1", "mean_per_class")
+    """What a data module may ask to be judged by; the first is what it is without."""
 
     def largest(self, classes: int) -> int:
         """Return the largest label that there may be."""
@@ -51,6 +53,7 @@ class LabelSets(OneClass):
 
     in_words = ", each class against the rest"
     metric = SetPrecision
+    measures = ("map_11point",)
 
     def largest(self, classes: int) -> int:
         """Return the largest label that there may be."""

@@ -180,16 +180,17 @@ def _invert_at_once(
         failed, condition, asked = values
         bad = not condition * len(gram) * torch.finfo(gram.dtype).eps < 1  # also for nan
         if failed or (bad and not allow_indefinite) or not math.isfinite(condition):
-            raise _not_definite(asked, kernel_name())
+            raise _not_definite(asked, kernel_name(), torch.float64 if allow_indefinite else gram.dtype)
 
     check(torch.stack([info.to(gram.dtype), condition, total]), judge)
     return inverse, total
 
 
-def _not_definite(ridge: float, kernel_name: str) -> NumericalError:
+def _not_definite(ridge: float, kernel_name: str, precision: torch.dtype) -> NumericalError:
     return NumericalError(
-        f"K + {ridge:g} I is not positive definite for {kernel_name}, even in float64: raise reg (or the "
-        "solver's rho), use a positive semi-definite kernel such as RBF, or ProjectedGradient with a finite C"
+        f"K + {ridge:g} I is not positive definite for {kernel_name} in {str(precision)[6:]}: raise reg (or "
+        "the solver's rho), or use a positive semi-definite kernel such as RBF, or ProjectedGradient with a "
+        "finite C"
     )
 
 
@@ -216,7 +217,7 @@ def _invert(
             inverse = _cholesky_inverse(double, ridge + relative * scale)
             if inverse is not None:
                 return inverse.to(gram.dtype), retries, relative * scale
-    raise _not_definite(ridge, kernel_name())
+    raise _not_definite(ridge, kernel_name(), torch.float64)
 
 
 def _cholesky_inverse(gram: Tensor, ridge: float) -> Tensor | None:

@@ -109,7 +109,7 @@ def test_years_splits_and_classes(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert data.splits.pretrain.path(5) == str(folder / "JPEGImages" / "000001.jpg")
     assert data.splits.heldout.path(0).endswith("VOC2007/JPEGImages/000004.jpg")
     assert caplog.text.count("1 of 6 training images and 0 of 3 test images have no object") == 1
-    empty = data.training_set(data.splits.pretrain, data.default_train_transform())[0, 5][1]
+    empty = data.train_dataloader().dataset[0, 5][1]
     assert (empty["boxes"].shape, empty["labels"].tolist()) == ((0, 4), [])
     with pytest.warns(UserWarning, match="3 of the 3 test images are trained on too"):
         opened(tmp_path, train_split="test")

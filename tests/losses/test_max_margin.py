@@ -241,7 +241,7 @@ def test_large_finite_projections_are_not_called_infinite() -> None:
     z0, z1 = (2e38 * view.float().abs() for view in make_views(8, 6, seed=39))
     with pytest.raises(NumericalError) as caught:
         MMCLLoss(Linear(), normalize=False)(z0, z1)
-    assert "0 of 8 rows of view 0 and 0 of view 1" not in str(caught.value)
+    assert "0 of 8 rows of view 0 and 0 of 8 rows of view 1" not in str(caught.value)
 
 
 # The contract with the caller
@@ -332,7 +332,7 @@ def test_projections_that_are_not_finite_raise(bad: float, normalize: bool) -> N
     z0, z1 = torch.ones(4, 3), torch.ones(4, 3)
     z1[1, 2] = z1[3, 0] = bad
     with pytest.raises(
-        NumericalError, match=r"not finite: 0 of 4 rows of view 0 and 2 of view 1.*learning rate"
+        NumericalError, match=r"not finite: 0 of 4 rows of view 0 and 2 of 4 rows of view 1.*learning rate"
     ):
         MMCLLoss(normalize=normalize)(z0, z1)
 

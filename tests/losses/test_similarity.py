@@ -243,7 +243,7 @@ def test_input_is_checked(loss: ContrastiveLoss) -> None:
         loss(torch.ones(1, 3), torch.ones(1, 3))
     with pytest.raises(ShapeError, match=r"got \(2, 3\) and \(2, 4\)"):
         loss(torch.ones(2, 3), torch.ones(2, 4))
-    with pytest.raises(NumericalError, match="1 of 2 rows of view 0 and 0 of view 1"):
+    with pytest.raises(NumericalError, match="1 of 2 rows of view 0 and 0 of 2 rows of view 1"):
         loss(torch.tensor([[1.0], [math.nan]]), torch.ones(2, 1))
 
 

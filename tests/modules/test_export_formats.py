@@ -27,6 +27,8 @@ from mmcl_lightning.modules.weights import backbone_from, load_backbone
 from mmcl_lightning.transforms import EvalTransform
 from mmcl_lightning.transforms.base import statistics_of
 
+pytestmark = pytest.mark.starts_threads
+
 VIT = {"name": "timm:vit_tiny_patch16_224", "img_size": 32, "in_channels": 2}
 
 

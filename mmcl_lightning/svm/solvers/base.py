@@ -53,21 +53,17 @@ def allowed_residual(problem: MaxMarginDual, alpha: Tensor, tol: float) -> Tenso
     return problem.rounding(alpha).clamp_(tol, max(tol, 0.01))
 
 
-def place_of_status(problem: MaxMarginDual, alpha: Tensor, residual: Tensor, tol: float) -> Tensor:
-    """As :func:`status_at`, but the place of the status in their order, on the device."""
+def status_at(problem: MaxMarginDual, alpha: Tensor, residual: Tensor, tol: float) -> Tensor:
+    """Say how an iterative solver ended that found ``alpha`` ``(B, n)`` with ``residual`` ``(B,)``.
+
+    Returns:
+        The place of the status among those of :class:`Status`, int64 without dimensions, on the device.
+    """
     allowed = torch.stack([residual.new_full((len(residual),), tol), allowed_residual(problem, alpha, tol)])
     met = (residual <= allowed).all(1)  # False for nan
     order = list(Status)
     rest = torch.where(met[1], order.index(Status.ROUNDED), order.index(Status.MAX_STEPS))
     return torch.where(met[0], order.index(Status.CONVERGED), rest)
-
-
-def status_at(problem: MaxMarginDual, alpha: Tensor, residual: Tensor, tol: float) -> Status:
-    """Say how an iterative solver ended that found ``alpha`` ``(B, n)`` with ``residual`` ``(B,)``."""
-    if bool((residual <= tol).all()):
-        return Status.CONVERGED
-    solved = residual <= allowed_residual(problem, alpha, tol)
-    return Status.ROUNDED if bool(solved.all()) else Status.MAX_STEPS
 
 
 def check_iterations(max_steps: int, tol: float, check_every: int = 1) -> None:

@@ -21,7 +21,6 @@ from mmcl_lightning.svm.solvers.base import (
     allowed_residual,
     check_bounded,
     check_iterations,
-    place_of_status,
     status_at,
 )
 from mmcl_lightning.svm.solvers.fixed_path import FixedPath
@@ -129,7 +128,7 @@ class Exact(Solver):
         residual = problem.kkt_residual(alpha, gradient)
         return Solution(
             alpha=alpha,
-            status=place_of_status(problem, alpha, residual, self.tol),
+            status=status_at(problem, alpha, residual, self.tol),
             steps=problem.excluded.new_full((problem.B,), count + spent),
             kkt_residual=residual,
             retries=factorisation.retries,
@@ -180,9 +179,8 @@ class Exact(Solver):
         if not isinstance(self.rho, str):
             return self.rho
         norm: Tensor = torch.linalg.matrix_norm(problem.gram)
-        size = (
-            (norm**2 - 1).clamp_min(0).sqrt()
-        )  # without the eigenvalue 1 that the constant vector was given
+        # Without the eigenvalue 1 that the constant vector was given.
+        size = (norm**2 - 1).clamp_min(0).sqrt()
         ridge = (1e-3 * size).clamp_min(max(problem.reg, 1e-6))
         penalty = 1.3 * (ridge * (ridge + size)).sqrt()
         if not problem.assume_unit_diag:
