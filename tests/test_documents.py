@@ -10,8 +10,9 @@ from pathlib import Path
 import matplotlib
 import pytest
 import torch
+from test_public_names import PUBLIC
 
-from mmcl_lightning.cli import main
+from mmcl_lightning.cli import TOOLS, main
 from mmcl_lightning.recipes import recipe_names
 
 ROOT = Path(__file__).parent.parent
@@ -29,25 +30,54 @@ def blocks(language: str) -> list[str]:
 def test_python_of_the_pages_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    exec(compile(code, "page", "exec"), {"__name__": "page"})
+    exec(compile(code, "page", "exec", dont_inherit=True), {"__name__": "page"})
 
 
-def command_lines() -> list[list[str]]:
+def command_lines(tools: bool) -> list[list[str]]:
+    """The arguments of every call in the pages: those of the trainer, or those of the other commands."""
     lines = [line.split("#")[0].strip() for block in blocks("bash") for line in block.splitlines()]
-    calls = [
-        re.sub(r"^.*(python cli.py|mmcl|python -m mmcl_lightning) ", "", line)
-        for line in lines
-        if "cli.py" in line
-    ]
-    return [shlex.split(call) for call in calls]
+    before = r"cd \S+ && |.*-e \"?\.\S* && |torchrun [^.]* |srun "
+    begin = rf"^(?:{before})?(?:python cli\.py|cli\.py|mmcl|python -m mmcl_lightning) "
+    calls = [shlex.split(line[found.end() :]) for line in lines if (found := re.match(begin, line))]
+    return [call for call in calls if (call[0] in TOOLS and call[0] != "negatives") is tools]
 
 
-@pytest.mark.parametrize("arguments", command_lines(), ids=" ".join)
-def test_command_lines_of_the_pages_parse(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", command_lines(tools=False), ids=" ".join)
+def test_command_lines_of_the_pages_parse(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if any("my_svm." in argument for argument in arguments):
+        monkeypatch.chdir(ROOT / "examples")
+        monkeypatch.syspath_prepend(ROOT / "examples")
     with pytest.raises(SystemExit) as stop:
         main([*arguments, "--print_config"])
     assert stop.value.code == 0
     assert "class_path" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", command_lines(tools=True), ids=" ".join)
+def test_commands_of_the_pages_have_their_options(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [name for name in arguments if name.startswith("--") and "." not in name]
+    kind = arguments[1:2] if arguments[0] == "transfer" else []
+    with pytest.raises(SystemExit) as stop:
+        main([arguments[0], *kind, "--help"])
+    text = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert [name for name in names if not re.search(rf"{name}\b", text)] == []
+
+
+def test_the_reference_has_every_public_module() -> None:
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    inner = {
+        "cli",
+        "deferred",
+        "recipes",
+        "studies",
+        "svm.solvers",
+    }  # the command line, and what others re-export
+    assert {name for name in PUBLIC if f"automodule:: mmcl_lightning.{name}\n" not in pages} == inner
 
 
 def test_the_recipes_page_lists_every_recipe() -> None:
