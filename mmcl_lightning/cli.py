@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmcl_lightning import __version__
+from mmcl_lightning._help import command_page, overview
 from mmcl_lightning._messages import filter_warnings, plain_message
 from mmcl_lightning._text import say
-from mmcl_lightning.recipes import recipe_names
 from mmcl_lightning.studies import command
 
 __all__ = ["main"]
@@ -87,6 +87,7 @@ TOOLS = {
         _later("neighbours.command", "neighbours"),
         "find images that a network takes for alike, and near duplicates",
     ),
+    "recipes": Tool(_later("_recipe_list", "recipes"), "list the recipes, their data and their cost"),
     "report": Tool(command.report, "tables and plots of runs"),
     "sweep": Tool(command.sweep, "run a study"),
     "transfer": Tool(_later("studies.transfer", "transfer"), "judge a backbone on the paper's transfer sets"),
@@ -132,8 +133,15 @@ def main(args: list[str] | None = None) -> None:
 def _run(given: list[str]) -> None:
     """Run what the arguments name."""
     if not given or given[0] in ("-h", "--help"):
-        say(_overview(), file=sys.stdout if given else sys.stderr)
+        purposes = {**COMMANDS, **{name: tool.purpose for name, tool in TOOLS.items()}}
+        say(overview(purposes), file=sys.stdout if given else sys.stderr)
         raise SystemExit(0 if given else 2)
+    if given[0] in COMMANDS and given[1:] in ([], ["-h"], ["--help"]):
+        if asked := given[1:]:
+            say(command_page(given[0]))
+        else:
+            say(f"error: {given[0]} needs a recipe\n\n{command_page(given[0])}", file=sys.stderr)
+        raise SystemExit(0 if asked else 2)
     if given[0] == "--version":
         say(f"mmcl {__version__}")
     elif given[0] in TOOLS:
@@ -141,31 +149,9 @@ def _run(given: list[str]) -> None:
     elif given[0] in COMMANDS or given[0].startswith("-"):
         from mmcl_lightning import _trainer_cli
 
-        _trainer_cli.train(given)
+        _trainer_cli.train(["--help" if part == "--help-all" else part for part in given])
     else:
         near = difflib.get_close_matches(given[0], [*COMMANDS, *TOOLS], n=1, cutoff=0.7)
         hint = f"; did you mean {near[0]}?" if near else ": see mmcl --help"
         say(f"error: there is no command {given[0]!r}{hint}", file=sys.stderr)
         raise SystemExit(2)
-
-
-def _overview() -> str:
-    """What there is, for somebody who sees it for the first time."""
-    commands = {**COMMANDS, **{name: tool.purpose for name, tool in TOOLS.items()}}
-    recipes = ", ".join(name.removesuffix(".yaml") for name in recipe_names())
-    return "\n".join(
-        [
-            "Max-margin contrastive pretraining: train, judge and look at it, from YAML recipes.",
-            "",
-            "usage: mmcl COMMAND [options], such as mmcl fit --config quickstart",
-            "",
-            *(f"  {name:<11}{purpose}" for name, purpose in commands.items()),
-            "",
-            "All options of a recipe: mmcl fit --config NAME --print_config; of its parts: mmcl fit "
-            "--model.help SimCLR, --data.help ImageFolderDataModule.",
-            "mmcl COMMAND --help lists its options; mmcl --version says which version this is.",
-            f"Recipes for --config: {recipes}.",
-            "A folder of your own, --data.root of folder_*, holds train/CLASS/... and test/CLASS/..., or "
-            "CLASS/..., or images alone; labels may stand in a CSV file, --data.labels.",
-        ]
-    )

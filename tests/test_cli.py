@@ -150,7 +150,7 @@ def test_no_or_a_wrong_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: mmcl COMMAND" in capsys.readouterr().err
     assert complaint(["train"], capsys, code=2) == "error: there is no command 'train': see mmcl --help"
     assert "did you mean validate?" in complaint(["valdate"], capsys, code=2)
-    assert "required: fit.data, fit.model" in complaint(["fit"], capsys, code=2)
+    assert "required: fit.data, fit.model" in complaint(["fit", "--seed_everything=1"], capsys, code=2)
 
 
 FOLDER = [

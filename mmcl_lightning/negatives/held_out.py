@@ -193,6 +193,8 @@ def _has(datamodule: Any, hook: str) -> bool:
 def _structure(batch: Any, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return the views of the first ``count`` images and their labels, -1 where there are none."""
     first = batch[0] if isinstance(batch, list | tuple) and len(batch) else batch
+    if hasattr(first, "make"):  # views that a move to the device would make: transforms.batched.DrawnViews
+        first = first.make()
     views = tuple(first) if isinstance(first, list | tuple) else (first,)
     if all(map(is_view, views)) and not any(isinstance(view, Tensor) for view in views):
         raise NoPicturesError(f"there are no pictures to look at: the items are {type(views[0]).__name__}")
@@ -218,6 +220,7 @@ def _statistics(thing: Any) -> tuple[Tensor, Tensor] | None:
     if type(thing).__name__ == "Normalize":  # torchvision's, old and new
         mean, std = (torch.as_tensor(x, dtype=torch.float32).view(-1, 1, 1) for x in (thing.mean, thing.std))
         return mean, std
-    inner = getattr(thing, "transform", None)  # of a data set or a MultiView; Subset has its data set
-    inner = getattr(thing, "dataset", None) if inner is None else inner
+    # Of a CutViewDataset; of another data set, or a MultiView; Subset has its data set.
+    parts = [getattr(thing, name, None) for name in ("view", "transform", "dataset")]
+    inner = next((part for part in parts if part is not None), None)
     return None if inner is None else _statistics(inner)

@@ -18,7 +18,7 @@ from torchvision.transforms import Compose, Normalize, ToTensor
 from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.errors import DataError, ShapeError
 from mmcl_lightning.negatives.held_out import HeldOutImages, held_out_loader, take_images
-from mmcl_lightning.transforms import CIFAR_MEAN, CIFAR_STD, EvalTransform
+from mmcl_lightning.transforms import CIFAR_MEAN, CIFAR_STD, EvalTransform, SimCLRTransform
 
 
 def test_the_images_are_a_fixed_choice_of_all(tmp_path: Path) -> None:
@@ -39,6 +39,19 @@ def test_the_images_are_a_fixed_choice_of_all(tmp_path: Path) -> None:
     assert len(clean.views) == 1
     assert torch.equal(clean.positions, runs[0].positions)
     assert torch.equal(clean.views[0][3], data.knn_dataloaders()[1].dataset[int(clean.positions[3])][0])
+
+
+def test_views_that_the_device_would_make_are_the_same_pictures() -> None:
+    transform = SimCLRTransform(32, mean=CIFAR_MEAN, std=CIFAR_STD)
+    worker, device = (
+        take_images(held_out_loader(data, "augmented"), 12, 0, data)
+        for data in (shapes(test_size=40, train_transform=transform, augment=a) for a in ("worker", "device"))
+    )
+    assert torch.equal(worker.positions, device.positions)
+    pictures = [
+        torch.stack([images.picture(1, i) for i in range(len(images))]) for images in (worker, device)
+    ]
+    assert float((pictures[0] - pictures[1]).abs().mean()) < 2 / 255
 
 
 class Stream(IterableDataset[Any]):

@@ -1,0 +1,105 @@
+"""The pages that fit on a screen: help of the commands, and the list of recipes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from torchvision.datasets import CIFAR10, CIFAR100, STL10
+
+from mmcl_lightning._help import command_page, overview
+from mmcl_lightning._recipe_list import _FETCHED, _FOLDERS, data, head
+from mmcl_lightning.cli import COMMANDS, TOOLS, main
+from mmcl_lightning.recipes import recipe_names
+
+
+def said(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == code
+    return capsys.readouterr()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_with_nothing_says_what_to_give(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = said([command, "--help"], 0, capsys)[0]
+    assert page.startswith(f"usage: mmcl {command} --config RECIPE")
+    assert said([command], 2, capsys)[1] == f"error: {command} needs a recipe\n\n{page}"
+    assert max(map(len, page.splitlines())) <= 80
+    assert page.count("\n") < 60
+
+
+def test_the_page_of_all_options_is_a_command_away(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--trainer.gradient_clip_val" in said(["fit", "--help-all"], 0, capsys)[0]
+
+
+def test_every_option_of_the_page_is_one_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    options = yaml.safe_load(said(["fit", "--config=cifar10_mmcl", "--print_config"], 0, capsys)[0])
+    for name in re.findall(r"--((?:model|data|readouts|trainer)\.[\w.]+)", command_page("fit")):
+        place = options
+        for part in name.split("."):
+            if part == "help":
+                break
+            place = place.get("init_args", place) if isinstance(place, dict) else place
+            assert isinstance(place, dict), name
+            known = part in place or name == "model.optimizer.lr"  # of the class that a recipe chooses
+            assert known, name
+            place = place.get(part)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_examples_of_the_page_parse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = re.findall(r"^  mmcl (.*?)(?:   .*)?$", command_page(command), flags=re.MULTILINE)
+    assert lines
+    for line in lines:
+        if "config.yaml" not in line:  # of a run
+            said([*shlex.split(line), "--print_config"], 0, capsys)
+
+
+def test_the_overview_has_every_command() -> None:
+    page = overview(dict.fromkeys([*COMMANDS, *TOOLS], "purpose"))
+    assert [name for name in [*COMMANDS, *TOOLS] if f"  {name} " not in page] == []
+
+
+def test_every_recipe_says_what_it_does_reads_and_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    heads = {name: head(name) for name in recipe_names()}
+    assert [name for name, (title, cost) in heads.items() if len(title) < 9 or "not stated" in cost] == []
+    assert head("stl10_mmcl") == (
+        "STL-10, max-margin contrast",
+        "400 epochs x 410 steps of ResNet-50 on 2 x 256 images of 32 pixels",
+    )
+    main(["recipes"])
+    page = capsys.readouterr().out
+    assert [name for name in recipe_names() if f"{name.removesuffix('.yaml')} " not in page] == []
+    assert max(map(len, page.splitlines())) <= 80
+    assert page.count(": here") == 0
+
+
+def test_data_that_are_here_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert data("quickstart") == "data made on the spot"
+    assert data("cifar10_mmcl_log") == "data/cifar-10-batches-py: not here (download)"  # laid over another
+    assert data("folder_mmcl") == "data/images: not here"
+    for folder in ("cifar-10-batches-py", "images", "MUTAG"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    assert data("cifar10_mmcl_log") == "data/cifar-10-batches-py: here"
+    assert data("folder_mmcl") == "data/images: here"
+    assert data("mutag_mmcl") == "data/MUTAG: here"
+
+
+def test_the_folders_are_torchvisions() -> None:
+    official = {f"{kind.__name__}DataModule": kind.base_folder for kind in (CIFAR10, CIFAR100, STL10)}
+    assert {name: _FOLDERS[name] for name in official} == official
+    assert {*official, "TUDataModule"} == _FETCHED
+
+
+def test_one_recipe_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["recipes", "stl10_mmcl"])
+    assert "class_path: mmcl_lightning.modules.MMCL" in capsys.readouterr().out
+    assert "did you mean stl10_mmcl.yaml?" in said(["recipes", "stl10_mcl"], 1, capsys)[1]
