@@ -12,6 +12,7 @@ from collections import Counter
 from tqdm.auto import tqdm
 
 from mmcl_lightning._files import free_path, write_csv
+from mmcl_lightning._next import say_next
 from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning._text import plain, say
@@ -74,7 +75,9 @@ def check_folder(
         rows = ((finding.path, finding.problem, finding.detail) for finding in found)
         write_csv(table, ("path", "problem", "detail"), rows)
         say(f"Wrote {table}")
-    return not any(finding.problem in ("damaged", "empty") for finding in found)
+    broken = any(finding.problem in ("damaged", "empty") for finding in found)
+    say_next("check-data, problems" if broken else "check-data", root=data.root)
+    return not broken
 
 
 def check_data(arguments: list[str]) -> None:

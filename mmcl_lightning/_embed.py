@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, Trainer
 
+from mmcl_lightning._files import free_path
+from mmcl_lightning._next import say_next
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning.callbacks import RepresentationWriter
 from mmcl_lightning.callbacks.progress import progress_bar
@@ -17,6 +20,9 @@ from mmcl_lightning.callbacks.stopping import StopAtOnce
 from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules import PretrainedBackbone
+from mmcl_lightning.representations import EmbeddedImages
+from mmcl_lightning.representations.command import write_map, write_to_tensorboard
+from mmcl_lightning.representations.maps import check_method
 
 __all__ = ["embed", "embed_folder"]
 
@@ -45,8 +51,12 @@ def embed_folder(
     accelerator: str = "auto",
     devices: int = 1,
     precision: str = "32-true",
-) -> None:
+    map: Literal["pca", "tsne", "none"] = "pca",
+    tensorboard: str | None = None,
+) -> Path:
     """Write the representations of all images of a folder, with path, label, class and split of each.
+
+    A map of them is written beside the file, see ``mmcl map``.
 
     Args:
         data: The folder.
@@ -62,12 +72,21 @@ def embed_folder(
         accelerator: As of Lightning's Trainer: auto, cpu, gpu, ...
         devices: How many of them.
         precision: As of Lightning's Trainer: 32-true, bf16-mixed, ...
+        map: How the map is made, or none; tsne needs scikit-learn.
+        tensorboard: Folder to write for TensorBoard's projector, with thumbnails; by default none.
+
+    Returns:
+        The file.
 
     Raises:
         ConfigError: If the network is not known, the weights do not fit it, or ``out`` exists.
         DataError: If no image can be read.
     """
-    callbacks: list[Callback] = [RepresentationWriter(out), StopAtOnce()]
+    if map != "none":
+        check_method(map)
+    folder = None if tensorboard is None else free_path(tensorboard, "")
+    writer = RepresentationWriter(out)
+    callbacks: list[Callback] = [writer, StopAtOnce()]
     if sys.stderr.isatty():
         callbacks.append(progress_bar())
     trainer = Trainer(
@@ -86,6 +105,21 @@ def embed_folder(
         trainer.predict(module, data, return_predictions=False)
     except ConfigError as error:  # the options of the command line are those of the module here
         raise ConfigError(str(error).replace("--model.", "--")) from error
+    assert writer.target is not None
+    if trainer.is_global_zero and (map != "none" or folder is not None):
+        _show(writer.target, data, map, folder)
+    return writer.target
+
+
+def _show(
+    file: Path, data: ImageFolderDataModule, method: Literal["pca", "tsne", "none"], folder: Path | None
+) -> None:
+    """Write a map of what was written, and the folder of the projector."""
+    images = EmbeddedImages.read(str(file))
+    if folder is not None:
+        write_to_tensorboard(images, folder, Path(data.root), data.reader)
+    if method != "none":
+        write_map(images, file, method, free_path(None, file.with_suffix(".png")))
 
 
 def embed(arguments: list[str]) -> None:
@@ -103,4 +137,5 @@ def embed(arguments: list[str]) -> None:
     parser.set_defaults({"data.on_bad_image": "skip"})
     options = parser.instantiate_classes(parser.parse_args(arguments))
     options.data.holdout = 0.0  # of a folder without splits nothing is held out
-    embed_folder(**options)
+    file = embed_folder(**options)
+    say_next("embed", file=file, root=options.data.root)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmcl_lightning._files import whole_file
+from mmcl_lightning._plots import COLOURS, LINES, pyplot, save_png
 from mmcl_lightning._text import plain
 from mmcl_lightning.studies.columns import Column
 from mmcl_lightning.studies.groups import Group
@@ -31,7 +31,7 @@ def plot_curves(groups: Sequence[Group], columns: Sequence[Column], path: Path) 
     Returns:
         Whether it was drawn: not without matplotlib.
     """
-    if (plt := _pyplot()) is None:
+    if (plt := pyplot()) is None:
         return False
     drawn = [group for group in groups if any(group.curves(column) for column in columns)]
     labels = [_label(group.name, 100) for group in drawn]
@@ -41,12 +41,11 @@ def plot_curves(groups: Sequence[Group], columns: Sequence[Column], path: Path) 
     figure, axes = plt.subplots(
         len(columns), 2, figsize=size, sharey="row", squeeze=False, layout="constrained"
     )
-    colors = plt.get_cmap("tab10" if len(drawn) <= 10 else "tab20")
     handles = {}
     for (left, right), column in zip(axes, columns, strict=True):
         for index, (group, label) in enumerate(zip(drawn, labels, strict=True)):
             if curves := group.curves(column):
-                style: dict[str, Any] = {"color": colors(index % colors.N), "label": label}
+                style = {**_style(index), "label": label}
                 handles[label] = _draw_band(left, curves, 0, 1.0, style)
                 _draw_band(right, curves, 2, 60.0, style)
         for axis, unit_name in ((left, "epochs"), (right, "minutes, readouts included")):
@@ -57,7 +56,7 @@ def plot_curves(groups: Sequence[Group], columns: Sequence[Column], path: Path) 
     figure.legend(
         handles.values(), handles, loc="outside lower left", ncols=across, frameon=False, fontsize=9
     )
-    _save(figure, path)
+    save_png(figure, path)
     return True
 
 
@@ -72,7 +71,7 @@ def plot_ends(groups: Sequence[Group], columns: Sequence[Column], path: Path) ->
     Returns:
         Whether it was drawn: not without matplotlib.
     """
-    if (plt := _pyplot()) is None:
+    if (plt := pyplot()) is None:
         return False
     names = [_label(group.name, 50) for group in groups]
     rows = sum(name.count("\n") + 1 for name in names)
@@ -91,17 +90,13 @@ def plot_ends(groups: Sequence[Group], columns: Sequence[Column], path: Path) ->
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_yticks(range(len(groups)), names)
     axes[0][0].set_ylim(len(groups) - 0.5, -0.5)
-    _save(figure, path)
+    save_png(figure, path)
     return True
 
 
-def _save(figure: Any, path: Path) -> None:
-    """Write a figure, and let go of it."""
-    try:
-        with whole_file(path) as file:
-            figure.savefig(file, dpi=130, format="png")
-    finally:
-        _pyplot().close(figure)
+def _style(index: int) -> dict[str, Any]:
+    """Return what tells a method from the others: seven colours, then other lines."""
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index // len(COLOURS) % len(LINES)]}
 
 
 def _draw_band(axis: Any, curves: Any, place: int, unit: float, style: dict[str, Any]) -> Any:
@@ -126,15 +121,3 @@ def _label(name: str, width: int) -> str:
 
 def _width(label: str) -> int:
     return max(map(len, label.split("\n")))
-
-
-def _pyplot() -> Any:
-    """Return matplotlib's pyplot, drawing to files only; None without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        return None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
