@@ -16,6 +16,7 @@ import torch
 from mmcl_lightning._embed import embed_folder
 from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.modules import PretrainedBackbone
 from mmcl_lightning.representations import EmbeddedImages
 
 __all__ = ["with_new_images"]
@@ -38,9 +39,14 @@ def with_new_images(
         reading: How the files are read: options of an image folder.
 
     Raises:
-        ConfigError: If the weights give representations of another width.
+        ConfigError: If the weights do not say how images are made, or give representations of another width.
         DataError: If one cannot be read.
     """
+    if PretrainedBackbone(checkpoint, backbone).preprocessing is None:
+        raise ConfigError(
+            f"--checkpoint {checkpoint} does not say how its images are made, so others could not be "
+            "compared: write them into the file too, by embed, and leave --checkpoint out"
+        )
     with tempfile.TemporaryDirectory() as place:
         for number, file in enumerate(files):  # links: they may lie anywhere, and have equal names
             os.symlink(Path(file).absolute(), Path(place) / f"{number:06}{Path(file).suffix}")
