@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections import Counter
+from pathlib import Path
 
 from tqdm.auto import tqdm
 
@@ -70,7 +71,7 @@ def check_folder(
     bar = tqdm(looked, total=len(paths), disable=None, unit=" pictures")
     found = [finding for each in bar for finding in each]
     found.sort(key=lambda finding: place[finding.path])
-    _say(found, len(paths), os.path.abspath(os.path.expanduser(data.root)))
+    _say(found, len(paths), str(Path(data.root).expanduser().absolute()))
     if table is not None:
         rows = ((finding.path, finding.problem, finding.detail) for finding in found)
         write_csv(table, ("path", "problem", "detail"), rows)
