@@ -14,11 +14,12 @@ from lightning.pytorch import Callback, Trainer
 from mmcl_lightning._files import free_path
 from mmcl_lightning._next import say_next
 from mmcl_lightning._parser import RecipeParser
+from mmcl_lightning._text import say
 from mmcl_lightning.callbacks import RepresentationWriter
 from mmcl_lightning.callbacks.progress import progress_bar
 from mmcl_lightning.callbacks.stopping import StopAtOnce
 from mmcl_lightning.datamodules import ImageFolderDataModule
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, DataError, NumericalError
 from mmcl_lightning.modules import PretrainedBackbone
 from mmcl_lightning.representations import EmbeddedImages
 from mmcl_lightning.representations.command import write_map, write_to_tensorboard
@@ -53,7 +54,7 @@ def embed_folder(
     precision: str = "32-true",
     map: Literal["pca", "tsne", "none"] = "pca",
     tensorboard: str | None = None,
-) -> Path:
+) -> None:
     """Write the representations of all images of a folder, with path, label, class and split of each.
 
     A map of them is written beside the file, see ``mmcl map``.
@@ -74,9 +75,6 @@ def embed_folder(
         precision: As of Lightning's Trainer: 32-true, bf16-mixed, ...
         map: How the map is made, or none; tsne needs scikit-learn.
         tensorboard: Folder to write for TensorBoard's projector, with thumbnails; by default none.
-
-    Returns:
-        The file.
 
     Raises:
         ConfigError: If the network is not known, the weights do not fit it, or ``out`` exists.
@@ -106,9 +104,10 @@ def embed_folder(
     except ConfigError as error:  # the options of the command line are those of the module here
         raise ConfigError(str(error).replace("--model.", "--")) from error
     assert writer.target is not None
-    if trainer.is_global_zero and (map != "none" or folder is not None):
-        _show(writer.target, data, map, folder)
-    return writer.target
+    if trainer.is_global_zero:
+        if map != "none" or folder is not None:
+            _show(writer.target, data, map, folder)
+        say_next("embed", file=writer.target, root=data.root)
 
 
 def _show(
@@ -117,9 +116,12 @@ def _show(
     """Write a map of what was written, and the folder of the projector."""
     images = EmbeddedImages.read(str(file))
     if folder is not None:
-        write_to_tensorboard(images, folder, Path(data.root), data.reader)
+        write_to_tensorboard(images, folder, Path(data.root).expanduser(), data.reader)
     if method != "none":
-        write_map(images, file, method, free_path(None, file.with_suffix(".png")))
+        try:
+            write_map(images, file, method, free_path(None, file.with_suffix(".png")))
+        except (DataError, NumericalError) as error:  # the representations are there all the same
+            say(f"no map: {error}")
 
 
 def embed(arguments: list[str]) -> None:
@@ -137,5 +139,4 @@ def embed(arguments: list[str]) -> None:
     parser.set_defaults({"data.on_bad_image": "skip"})
     options = parser.instantiate_classes(parser.parse_args(arguments))
     options.data.holdout = 0.0  # of a folder without splits nothing is held out
-    file = embed_folder(**options)
-    say_next("embed", file=file, root=options.data.root)
+    embed_folder(**options)

@@ -97,6 +97,10 @@ def test_a_map_and_the_projector_are_written_beside_it(
     (sprite,) = folder.glob("projector/*/h/sprite.png")
     assert Image.open(sprite).size == (4 * 48, 4 * 48)
     main(["embed", "--checkpoint=run.ckpt", *DATA, "--map=none"])
+    for index in range(2, 10):
+        (folder / "photos" / f"{index}.png").unlink()
+    main(["embed", "--checkpoint=run.ckpt", *DATA, "--out=two.npz"])
+    assert "no map: a map needs at least 3 images, got 2\n" in capsys.readouterr().out
     assert sorted(path.name for path in folder.glob("representations*")) == [
         "representations.npz",
         "representations.png",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
-
-from PIL import Image
 
 from mmcl_lightning._files import whole_file
 from mmcl_lightning._text import markdown
@@ -16,6 +15,9 @@ from mmcl_lightning.studies.columns import Column, metric_title
 from mmcl_lightning.studies.groups import Group
 from mmcl_lightning.studies.plotting import plot_curves, plot_ends, plot_watched
 from mmcl_lightning.studies.tables import is_followed
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 __all__ = ["NEGATIVES", "Folders", "Pictures", "latest_negatives"]
 
@@ -128,6 +130,7 @@ def latest_negatives(folder: Path) -> tuple[int, Image.Image] | None:
     """
     if not any(folder.glob("events.out.tfevents.*")):
         return None
+    from PIL import Image
     from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 
     log = EventAccumulator(str(folder), size_guidance={IMAGES: 1})
