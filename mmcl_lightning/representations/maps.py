@@ -176,6 +176,6 @@ def _legend(plt: Any, looks: dict[str, _Look], classes: Sequence[str]) -> tuple[
 
 
 def _short(name: str) -> str:
-    """Return a name that fits beside the map, in which nothing is maths to matplotlib."""
-    name = plain(name)
-    return (name if len(name) <= _LONGEST else name[: _LONGEST - 3] + "...").replace("$", r"\$")
+    """Return a name that fits beside the map, its end included, in which nothing is maths to matplotlib."""
+    name, half = plain(name), _LONGEST // 2
+    return (name if len(name) <= _LONGEST else f"{name[:half]}...{name[3 - half :]}").replace("$", r"\$")

@@ -27,8 +27,8 @@ body {
   background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere;
 }
 h1, h2, h3 { line-height: 1.25; margin: 2em 0 .6em; }
-h1 { margin-top: 0; }
-h2 { border-top: 1px solid var(--line); padding-top: 1em; }
+h1 { margin-top: 0; font-size: clamp(1.1rem, 6vw, 2rem); }
+h2 { font-size: clamp(1rem, 5vw, 1.5rem); border-top: 1px solid var(--line); padding-top: 1em; }
 ul { color: var(--faint); font-size: .9em; padding-left: 1.2em; }
 .wide { display: block; overflow-x: auto; margin: 1em 0; }
 table {
@@ -37,7 +37,7 @@ table {
 th, td {
   padding: .35em .8em; text-align: right; vertical-align: bottom; border-bottom: 1px solid var(--line);
 }
-th { max-width: 14em; }
+th { max-width: 14em; min-width: 5em; }
 td { white-space: nowrap; background: var(--paper); }
 th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 11em; }
 tbody tr:nth-child(even) td { background: var(--band); }
