@@ -104,7 +104,7 @@ def test_the_legend_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert texts[20:] == ["3 more classes (5)", "without a class (1)"]
     texts.clear()
     draw_map(images(h[:3], classes[-2:-1] * 3), map_points(h[:3]), tmp_path / "n.png")
-    assert texts == [r"a \$very\$ l...that goes on (3)"]
+    assert texts == [r"a \$very\$ long ...hat goes on (3)"]
 
 
 def test_the_picture_has_the_colours_of_the_classes(tmp_path: Path) -> None:
