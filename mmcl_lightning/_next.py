@@ -26,6 +26,7 @@ NEXT = {
     "neighbours": "mmcl neighbours {file} --picture neighbours.png --root FOLDER",
     "neighbours, picture": "look at {picture}",
     "predict": "mmcl map {file}",
+    "recipes": "mmcl fit --config NAME",
     "report": "mmcl report {folder} --out report.html",
     "report, page": "open {page} in a browser",
     "sweep": "mmcl report {folder} --out report.html",
