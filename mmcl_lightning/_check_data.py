@@ -8,10 +8,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections import Counter
+from pathlib import Path
 
 from tqdm.auto import tqdm
 
 from mmcl_lightning._files import free_path, write_csv
+from mmcl_lightning._next import say_next
 from mmcl_lightning._options import check_number, check_whole
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning._text import plain, say
@@ -69,12 +71,14 @@ def check_folder(
     bar = tqdm(looked, total=len(paths), disable=None, unit=" pictures")
     found = [finding for each in bar for finding in each]
     found.sort(key=lambda finding: place[finding.path])
-    _say(found, len(paths), os.path.abspath(os.path.expanduser(data.root)))
+    _say(found, len(paths), str(Path(data.root).expanduser().absolute()))
     if table is not None:
         rows = ((finding.path, finding.problem, finding.detail) for finding in found)
         write_csv(table, ("path", "problem", "detail"), rows)
         say(f"Wrote {table}")
-    return not any(finding.problem in ("damaged", "empty") for finding in found)
+    broken = any(finding.problem in ("damaged", "empty") for finding in found)
+    say_next("check-data, problems" if broken else "check-data", root=data.root)
+    return not broken
 
 
 def check_data(arguments: list[str]) -> None:

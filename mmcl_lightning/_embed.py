@@ -6,17 +6,24 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, Trainer
 
+from mmcl_lightning._files import free_path
+from mmcl_lightning._next import say_next
 from mmcl_lightning._parser import RecipeParser
+from mmcl_lightning._text import say
 from mmcl_lightning.callbacks import RepresentationWriter
 from mmcl_lightning.callbacks.progress import progress_bar
 from mmcl_lightning.callbacks.stopping import StopAtOnce
 from mmcl_lightning.datamodules import ImageFolderDataModule
-from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.errors import ConfigError, DataError, NumericalError
 from mmcl_lightning.modules import PretrainedBackbone
+from mmcl_lightning.representations import EmbeddedImages
+from mmcl_lightning.representations.command import write_map, write_to_tensorboard
+from mmcl_lightning.representations.maps import check_method
 
 __all__ = ["embed", "embed_folder"]
 
@@ -45,8 +52,12 @@ def embed_folder(
     accelerator: str = "auto",
     devices: int = 1,
     precision: str = "32-true",
+    map: Literal["pca", "tsne", "none"] = "pca",
+    tensorboard: str | None = None,
 ) -> None:
     """Write the representations of all images of a folder, with path, label, class and split of each.
+
+    A map of them is written beside the file, see ``mmcl map``.
 
     Args:
         data: The folder.
@@ -62,12 +73,18 @@ def embed_folder(
         accelerator: As of Lightning's Trainer: auto, cpu, gpu, ...
         devices: How many of them.
         precision: As of Lightning's Trainer: 32-true, bf16-mixed, ...
+        map: How the map is made, or none; tsne needs scikit-learn.
+        tensorboard: Folder to write for TensorBoard's projector, with thumbnails; by default none.
 
     Raises:
         ConfigError: If the network is not known, the weights do not fit it, or ``out`` exists.
         DataError: If no image can be read.
     """
-    callbacks: list[Callback] = [RepresentationWriter(out), StopAtOnce()]
+    if map != "none":
+        check_method(map)
+    folder = None if tensorboard is None else free_path(tensorboard, "")
+    writer = RepresentationWriter(out)
+    callbacks: list[Callback] = [writer, StopAtOnce()]
     if sys.stderr.isatty():
         callbacks.append(progress_bar())
     trainer = Trainer(
@@ -86,6 +103,25 @@ def embed_folder(
         trainer.predict(module, data, return_predictions=False)
     except ConfigError as error:  # the options of the command line are those of the module here
         raise ConfigError(str(error).replace("--model.", "--")) from error
+    assert writer.target is not None
+    if trainer.is_global_zero:
+        if map != "none" or folder is not None:
+            _show(writer.target, data, map, folder)
+        say_next("embed", file=writer.target, root=data.root)
+
+
+def _show(
+    file: Path, data: ImageFolderDataModule, method: Literal["pca", "tsne", "none"], folder: Path | None
+) -> None:
+    """Write a map of what was written, and the folder of the projector."""
+    images = EmbeddedImages.read(str(file))
+    if folder is not None:
+        write_to_tensorboard(images, folder, Path(data.root).expanduser(), data.reader)
+    if method != "none":
+        try:
+            write_map(images, file, method, free_path(None, file.with_suffix(".png")))
+        except (DataError, NumericalError) as error:  # the representations are there all the same
+            say(f"no map: {error}")
 
 
 def embed(arguments: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TextIO
 
 from mmcl_lightning.errors import ConfigError
 
-__all__ = ["free_path", "whole_file", "whole_text", "write_csv"]
+__all__ = ["free_path", "short_path", "whole_file", "whole_text", "write_csv"]
 
 
 def free_path(given: str | Path | None, default: str | Path, *beside: str) -> Path:
@@ -39,6 +39,14 @@ def free_path(given: str | Path | None, default: str | Path, *beside: str) -> Pa
         number += 1
         path = path.with_stem(f"{stem}_{number}")
     return path
+
+
+def short_path(path: str) -> str:
+    """Return a path relative to the current folder where it lies below it."""
+    try:
+        return str(Path(path).resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return path
 
 
 class _Raw(io.FileIO):

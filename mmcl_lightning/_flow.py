@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mmcl_lightning._next import say_next
 from mmcl_lightning._options import check_choice, check_installed, check_whole
 from mmcl_lightning._text import say
 from mmcl_lightning.datamodules.videos import FLOW_DONE, VideoFile
@@ -42,6 +43,7 @@ def flow(arguments: list[str]) -> None:
         check_whole(1, workers=options.workers)
     workers = options.workers or os.cpu_count() or 1
     say(make_flow(Path(options.root), options.method, workers))
+    say_next("flow", root=options.root)
 
 
 def make_flow(root: Path, method: Literal["tvl1", "dis"] = "tvl1", workers: int = 1) -> str:

@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from mmcl_lightning._next import say_next
 from mmcl_lightning._text import say
 from mmcl_lightning.recipes import find_recipe, layers, read_recipe, recipe_names
 
@@ -32,7 +33,7 @@ _FETCHED = {"CIFAR10DataModule", "CIFAR100DataModule", "STL10DataModule", "TUDat
 
 _INDENT = 21  # columns of the names
 _CLOSING = """
-Run one by mmcl fit --config NAME; few_shot and transfer_linear by mmcl test.
+Of these, few_shot and transfer_linear run by mmcl test.
 An evaluation judges the checkpoint of a pretraining, --model.checkpoint PATH.
 All that a recipe says: mmcl recipes NAME. Data that are elsewhere: --data.root
 PATH; those with (download) are fetched by --data.download true."""
@@ -66,6 +67,7 @@ def recipes(arguments: list[str]) -> None:
         lines[0] = f"{name.removesuffix('.yaml'):<{_INDENT}}{lines[0]}"
         say(f"\n{' ' * _INDENT}".join(lines))
     say(_CLOSING)
+    say_next("recipes")
 
 
 def head(name: str) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from mmcl_lightning._checkpoints import newest_good, read_checkpoint, runs_folder
+from mmcl_lightning._files import short_path
 from mmcl_lightning._lightning import fits_processes, has_saved, requeue_in_run_folder
 from mmcl_lightning._messages import class_names
+from mmcl_lightning._next import say_next
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning._text import say
 from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
@@ -243,11 +244,14 @@ class MMCLCLI(LightningCLI):
         checkpoint = getattr(saved, "last_model_path", "") or getattr(saved, "best_model_path", "")
         if not has_saved(saved):  # nothing was left to train
             checkpoint = self._ckpt_path() or checkpoint
-        say(f"Checkpoint:   {_short(checkpoint) if checkpoint else 'none was saved'}")
-        for logger in self.trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                say(f"TensorBoard:  {_short(logger.log_dir)}")
-                say(f"Open it with: tensorboard --logdir {shlex.quote(_short(logger.root_dir))}")
+        say(f"Checkpoint:   {short_path(checkpoint) if checkpoint else 'none was saved'}")
+        boards = [logger for logger in self.trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        for board in boards:
+            say(f"TensorBoard:  {short_path(board.log_dir)}")
+        if boards:
+            say_next("fit", runs=boards[-1].root_dir)
+        else:
+            say_next("fit, no TensorBoard", runs=self.trainer.default_root_dir)
 
     def before_test(self) -> None:
         """Say what to use instead where a module has no test, as pretraining has none."""
@@ -259,8 +263,16 @@ class MMCLCLI(LightningCLI):
 
     def after_test(self) -> None:
         """Print the result of a module that is measured by its test."""
-        if self.trainer.is_global_zero and getattr(self.model, "measured_by", "fit") == "test":
+        if not self.trainer.is_global_zero:
+            return
+        if getattr(self.model, "measured_by", "fit") == "test":
             say("\n" + "\n".join(self.model.summary()))
+        say_next("test", runs=self.trainer.default_root_dir)
+
+    def after_validate(self) -> None:
+        """Say what to do next."""
+        if self.trainer.is_global_zero:
+            say_next("validate")
 
     def before_predict(self) -> None:
         """Add the writer of representations, unless the configuration brings one."""
@@ -268,6 +280,12 @@ class MMCLCLI(LightningCLI):
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, RepresentationWriter) for callback in callbacks):
             callbacks.append(RepresentationWriter())
+
+    def after_predict(self) -> None:
+        """Say what to do with the file next."""
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, RepresentationWriter) and self.trainer.is_global_zero:
+                say_next("predict", file=callback.target)
 
 
 class NegativesCLI(MMCLCLI):
@@ -333,11 +351,3 @@ def _last_of_its_kind(callbacks: list[Any]) -> list[Any]:
         saves = type(callback) is ResumableCheckpoint
         kept[("saves", callback.dirpath, callback.monitor) if saves else id(callback)] = callback
     return list(kept.values())
-
-
-def _short(path: str) -> str:
-    """Path relative to the current folder where it lies below it."""
-    try:
-        return str(Path(path).resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return path

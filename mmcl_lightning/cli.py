@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmcl_lightning import __version__
+from mmcl_lightning._files import free_path
 from mmcl_lightning._help import command_page, overview
 from mmcl_lightning._messages import filter_warnings, plain_message
+from mmcl_lightning._next import say_next
 from mmcl_lightning._text import say
 from mmcl_lightning.studies import command
 
@@ -45,9 +47,13 @@ def export(arguments: list[str]) -> None:
     parser.add_argument("--backbone", metavar="NAME", help="the network, where the checkpoint does not say")
     options = parser.parse_args(arguments)
     from mmcl_lightning.modules.export import export_backbone
+    from mmcl_lightning.modules.formats import FORMATS
 
-    chosen = options.checkpoint, options.out, options.format, options.backbone
+    usual = FORMATS[options.format].default
+    out = options.out or str(usual if options.overwrite else free_path(None, usual))
+    chosen = options.checkpoint, out, options.format, options.backbone
     say(export_backbone(*chosen, overwrite=options.overwrite))
+    say_next("export" if options.format in formats[:3] else "export, another library's", file=out)
 
 
 def _later(module: str, name: str) -> Callable[[list[str]], None]:
@@ -82,6 +88,9 @@ TOOLS = {
     "embed": Tool(_later("_embed", "embed"), "write the representations of a folder of images"),
     "export": Tool(export, "write a backbone's weights alone"),
     "flow": Tool(_later("_flow", "flow"), "write the optical flow of videos"),
+    "map": Tool(
+        _later("representations.command", "map_representations"), "draw representations as points of a plane"
+    ),
     "negatives": Tool(_later("_trainer_cli", "negatives"), "draw which negatives count"),
     "neighbours": Tool(
         _later("neighbours.command", "neighbours"),

@@ -76,6 +76,38 @@ def test_with_labels_and_splits_of_a_file(folder: Path) -> None:
     assert [int(path[0]) < 7 for path in found["path"]] == [split == "train" for split in found["split"]]
 
 
+def test_paths_below_a_folder_beside_the_current_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "work").mkdir()
+    monkeypatch.chdir(folder / "work")
+    for index, root in enumerate(("../photos", f"{folder}/work/../photos/", "../work/../photos")):
+        data = [f"--data.root={root}", *DATA[1:]]
+        main(["embed", "--checkpoint=../run.ckpt", *data, f"--out={index}.npz", "--map=none"])
+        assert np.load(f"{index}.npz")["path"].tolist() == [f"{index}.png" for index in range(10)]
+
+
+def test_a_map_and_the_projector_are_written_beside_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["embed", "--checkpoint=run.ckpt", *DATA, "--tensorboard=projector"])
+    said = capsys.readouterr().out.splitlines()
+    assert said[-3] == "Wrote projector: 10 of 10 images for the projector, with thumbnails"
+    assert said[-2].startswith("Wrote representations.png: 10 images by PCA, ")
+    assert said[-1] == "next: mmcl neighbours representations.npz --picture neighbours.png --root photos"
+    assert Image.open("representations.png").width > 800
+    (sprite,) = folder.glob("projector/*/h/sprite.png")
+    assert Image.open(sprite).size == (4 * 48, 4 * 48)
+    main(["embed", "--checkpoint=run.ckpt", *DATA, "--map=none"])
+    for index in range(2, 10):
+        (folder / "photos" / f"{index}.png").unlink()
+    main(["embed", "--checkpoint=run.ckpt", *DATA, "--out=two.npz"])
+    assert "no map: a map needs at least 3 images, got 2\n" in capsys.readouterr().out
+    assert sorted(path.name for path in folder.glob("representations*")) == [
+        "representations.npz",
+        "representations.png",
+        "representations_2.npz",
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
@@ -83,6 +115,8 @@ def test_with_labels_and_splits_of_a_file(folder: Path) -> None:
         (["--checkpoint=backbone.pt", "--backbone=resnet18"], 1, "backbone.pt does not fit the backbone"),
         (["--checkpoint=run.ckpt", "--out=backbone.pt"], 1, "backbone.pt exists: give another path"),
         (["--checkpoint=run.ckpt", "--out=out.csv"], 1, "a file that ends in .npz or .parquet, got out.csv"),
+        (["--checkpoint=run.ckpt", "--tensorboard=photos"], 1, "photos exists: give another path to write"),
+        (["--checkpoint=run.ckpt", "--map=umap"], 2, "map"),
         (["--checkpoint=run.ckpt", "--data.batch_size=8"], 2, "unrecognized arguments: --data.batch_size=8"),
         (["--checkpoint=run.ckpt", "--data.root=nowhere"], 1, "the image folder .*nowhere does not exist"),
         ([], 2, "the following arguments are required: checkpoint"),

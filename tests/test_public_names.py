@@ -51,6 +51,7 @@ PUBLIC = {
     "readouts": "Embedding Health ImagesToRead KNN LinearProbe LogisticRegression Reading Readout Retrieval "
     "SVCCrossValidation SupportVectorGrid",
     "recipes": "find_recipe layers read_recipe read_yaml recipe_folder recipe_names",
+    "representations": "EmbeddedImages draw_map map_points",
     "studies": "Study Sweep Variant write_report",
     "svm": "Exact Factorisation Inverse MaxMarginDual ProjectedGradient Solution Solver Status "
     "max_margin_dual",

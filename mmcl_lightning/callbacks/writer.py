@@ -33,6 +33,9 @@ class RepresentationWriter(BasePredictionWriter):
             ``pip install "mmcl-lightning[parquet]"``); ``None`` for ``representations.npz`` in the trainer's
             default folder, or the first of ``representations_2.npz`` and so on that is free.
 
+    Attributes:
+        target: The file, once it is chosen.
+
     Reads:
         ``name`` of the predictions, which the modules take from the batch; the datamodule's ``rows()``.
 
@@ -46,7 +49,7 @@ class RepresentationWriter(BasePredictionWriter):
     def __init__(self, path: str | None = None) -> None:
         super().__init__(write_interval="epoch")
         self.path = path
-        self._target: Path | None = None
+        self.target: Path | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose the file, before anything is computed.
@@ -56,8 +59,8 @@ class RepresentationWriter(BasePredictionWriter):
         """
         super().setup(trainer, pl_module, stage)
         if stage == "predict":
-            self._target = free_path(self.path, Path(trainer.default_root_dir) / "representations.npz")
-            check_format(self._target)
+            self.target = free_path(self.path, Path(trainer.default_root_dir) / "representations.npz")
+            check_format(self.target)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the names of all images, before anything is computed.
@@ -66,7 +69,7 @@ class RepresentationWriter(BasePredictionWriter):
             DataError: If the file cannot hold one.
         """
         datamodule, loader = datamodule_of(trainer), trainer.predict_dataloaders
-        parquet = self._target is not None and self._target.suffix.lower() == ".parquet"
+        parquet = self.target is not None and self.target.suffix.lower() == ".parquet"
         if parquet and hasattr(datamodule, "rows") and isinstance(loader, DataLoader):
             for name, values in datamodule.rows(range(len(loader.dataset))).items():  # type: ignore[arg-type]
                 check_text(name, values)
@@ -90,16 +93,16 @@ class RepresentationWriter(BasePredictionWriter):
         arrays = _in_order([part for part in parts if part[1]])
         if not arrays:
             raise DataError("there is nothing to write: the prediction loader gave no batch")
-        assert self._target is not None
+        assert self.target is not None
         arrays["target"] = arrays["target"].astype(np.int64)
         names, datamodule, read = arrays.get("name"), datamodule_of(trainer), ""
         if names is not None and names.dtype.kind in "iu" and hasattr(datamodule, "rows"):
             arrays, read = _without_damaged(arrays, datamodule)
             rows = datamodule.rows(arrays.pop("name").tolist())
             arrays |= {name: np.array(values) for name, values in rows.items()}
-        write_table(self._target, arrays)
+        write_table(self.target, arrays)
         shapes = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())
-        say(f"Wrote {self._target}: {shapes}{read}")
+        say(f"Wrote {self.target}: {shapes}{read}")
 
 
 def _without_damaged(arrays: dict[str, NDArray[Any]], datamodule: Any) -> tuple[dict[str, NDArray[Any]], str]:

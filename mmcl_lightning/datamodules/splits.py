@@ -140,7 +140,7 @@ def describe_rows(
         parts: The sources by split.
         positions: The positions.
         class_text: Says in words what a target stands for.
-        root: Paths below this folder are given relative to it.
+        root: Absolute path of a folder; what lies below it is given relative to it.
 
     Returns:
         ``path``, or the position in its split where images are no files of their own; ``class``, empty
@@ -151,7 +151,8 @@ def describe_rows(
     for position in positions:
         which, place = source.place(position)
         path, target = source.path(position), int(source.targets[position])
-        found["path"].append(str(place) if path is None else path.removeprefix(root + os.sep))
+        below = "" if path is None else os.path.abspath(path).removeprefix(root + os.sep)  # of ../photos too
+        found["path"].append(str(place) if path is None else path if os.path.isabs(below) else below)
         found["class"].append(class_text(target))
         found["split"].append(splits[which])
     return found

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from mmcl_lightning._checkpoints import check_file
 from mmcl_lightning._files import free_path, whole_file
+from mmcl_lightning._next import say_next
 from mmcl_lightning._options import check_choice, check_whole
 from mmcl_lightning._text import say
 from mmcl_lightning.errors import ConfigError
@@ -88,4 +89,5 @@ def draw_negatives(
     shown = write_files(found, selection, path, ckpt_path)
     say("\n".join(found.describe()))
     say(f"Wrote {path}, {', '.join(str(file) for file in shown)}")
+    say_next("negatives", picture=path)
     return found

@@ -6,23 +6,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image
 from torch import Tensor
 
 from mmcl_lightning._files import free_path, whole_file, write_csv
+from mmcl_lightning._next import say_next
 from mmcl_lightning._text import plain, say
-from mmcl_lightning.datamodules.pictures import PictureReader
-from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.negatives.drawing import BLUE, GREEN, ORANGE, Tile, draw_grid
-from mmcl_lightning.neighbours.images import EmbeddedImages
+from mmcl_lightning.neighbours.queries import with_new_images
 from mmcl_lightning.neighbours.search import near_duplicates, nearest_neighbours
+from mmcl_lightning.representations import EmbeddedImages
+from mmcl_lightning.representations.pictures import add_reading_options, reader_of, reading_options, thumbnail
 
 __all__ = ["neighbours"]
 
@@ -47,11 +45,14 @@ def neighbours(arguments: list[str]) -> None:
     out = free_path(options.out, "neighbours.csv", ".duplicates.csv")
     picture = None if options.picture is None else free_path(options.picture, "")
     images = EmbeddedImages.read(options.file)
-    queries = images.rows(options.query)
-    similarity, index = nearest_neighbours(images.h, queries, options.k)
+    known, names = len(images.paths), list(options.query)
+    if options.checkpoint is not None:
+        images, names = _with_new(images, options)
+    queries = images.rows(names)
+    similarity, index = _among(known, images.h, queries, options.k)
     duplicates = near_duplicates(images.h, queries, similarity, index, options.duplicates)
     # Before any file is written: an image may be missing.
-    drawn = None if picture is None else _draw(images, queries, similarity, index, options)
+    drawn = None if picture is None else _draw(images, known, queries, similarity, index, options)
     say(f"similarity of an image to its nearest: {similarity[:, 0].median():.4f} in the median")
     write_csv(
         out, ("query", "rank", "neighbour", "similarity"), _neighbours(images, queries, similarity, index)
@@ -70,6 +71,31 @@ def neighbours(arguments: list[str]) -> None:
             drawn.save(file, "PNG")
         written.append(picture)
     say(f"Wrote {', '.join(str(path) for path in written)}")
+    if picture is None:
+        say_next("neighbours", file=options.file)
+    else:
+        say_next("neighbours, picture", picture=picture)
+
+
+def _with_new(images: EmbeddedImages, options: argparse.Namespace) -> tuple[EmbeddedImages, list[str]]:
+    """Add the queries that are files and not among the images; return the names of all queries."""
+    new = [name for name in options.query if not images.fitting(name) and Path(name).is_file()]
+    if not new:
+        raise ConfigError(
+            "--checkpoint is for images that are not in the file, and no --query is one: leave it out, or "
+            "name a picture"
+        )
+    names = [str(Path(name).absolute()) if name in new else name for name in options.query]
+    chosen = options.checkpoint, options.backbone, reading_options(options)
+    return with_new_images(images, list(dict.fromkeys(new)), *chosen), names
+
+
+def _among(known: int, h: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the nearest of the first ``known`` images, for queries that may be among the others."""
+    new = len(h) - known
+    similarity, index = nearest_neighbours(h, queries, k + new)
+    order = (index >= known).byte().argsort(dim=1, stable=True)[:, : max(1, min(k, known - (new == 0)))]
+    return similarity.gather(1, order), index.gather(1, order)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,8 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--k", type=int, default=5, help="neighbours of each image (5)")
     parser.add_argument(
         "--query", nargs="+", default=[], metavar="PATH",
-        help="images to search for: their paths as in FILE, or the ends of these (all)",
+        help="images to search for: their paths as in FILE, or the ends of these, or with --checkpoint any "
+        "file (all)",
     )  # fmt: skip
+    parser.add_argument(
+        "--checkpoint", metavar="PATH", help="weights that FILE was made with, for queries that are not in it"
+    )
+    parser.add_argument("--backbone", metavar="NAME", help="the network, where the weights do not say it")
     parser.add_argument(
         "--duplicates", type=float, default=0.98, metavar="SIMILARITY", help="of near duplicates (0.98)"
     )
@@ -93,24 +124,8 @@ def _parser() -> argparse.ArgumentParser:
         help="table to write (neighbours.csv); .duplicates.csv is written beside it",
     )
     parser.add_argument("--picture", metavar="FILE.png", help="picture of queries and their neighbours")
-    parser.add_argument("--root", metavar="PATH", help="folder of the images, for the picture")
-    reading = parser.add_argument_group("how the images are read for the picture, as data has it of embed")
-    reading.add_argument("--channels", type=int, help="of an image; the first three are shown")
-    reading.add_argument("--bands", type=_list, metavar="'[0, 1, 2]'", help="of a file, from 0")
-    reading.add_argument("--value_range", type=_list, metavar="'[0, 1000]'", help="black and white")
-    reading.add_argument("--max_pixels", type=int, help="most pixels of an image")
+    add_reading_options(parser, "the picture")
     return parser
-
-
-def _list(text: str) -> list[Any]:
-    """Return a list of the command line."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list):
-        raise argparse.ArgumentTypeError(f"expected a list, such as '[0, 1]', got {text[:60]!r}")
-    return found
 
 
 def _neighbours(
@@ -144,16 +159,17 @@ def _say(rows: list[tuple[Any, ...]], of: str, threshold: float) -> None:
         say(f"  ... and {len(rows) - _SHOWN} more")
 
 
-def _draw(images: EmbeddedImages, queries: Tensor, similarity: Tensor, index: Tensor, options: Any) -> Any:
+def _draw(
+    images: EmbeddedImages, known: int, queries: Tensor, similarity: Tensor, index: Tensor, options: Any
+) -> Any:
     """Draw a row for every query: the image, then its neighbours."""
     if not options.query:
         some = slice(None, None, max(1, -(-len(queries) // _ROWS)))
         queries, similarity, index = queries[some], similarity[some], index[some]
-    names = ("channels", "bands", "value_range", "max_pixels")
-    read = PictureReader(**{name: found for name in names if (found := getattr(options, name)) is not None})
+    read = reader_of(options)
 
     def tile(row: int, frame: str, corner: str = "", thick: bool = False) -> Tile:
-        pixels = _pixels(read, Path(options.root) / images.paths[row])
+        pixels = thumbnail(read, options.root / images.paths[row], _SIDE)
         return Tile(pixels, frame, corner, images.classes[row] or Path(images.paths[row]).name, thick=thick)
 
     rows, found = [], zip(queries.tolist(), similarity.tolist(), index.tolist(), strict=True)
@@ -161,7 +177,7 @@ def _draw(images: EmbeddedImages, queries: Tensor, similarity: Tensor, index: Te
         tiles = [
             tile(
                 other,
-                BLUE if images.classes[other] == images.classes[query] else ORANGE,
+                ORANGE if images.classes[query] not in ("", images.classes[other]) else BLUE,
                 f"{value:.3f}",
                 value >= options.duplicates,
             )
@@ -169,21 +185,8 @@ def _draw(images: EmbeddedImages, queries: Tensor, similarity: Tensor, index: Te
         ]
         rows.append([[tile(query, GREEN)], tiles])
     legend = [(GREEN, False, "query"), (BLUE, False, "neighbour, with its cosine similarity")]
-    if any(images.classes):
+    if any(images.classes[query] for query in queries.tolist()):
         legend.append((ORANGE, False, "of another class"))
     legend.append((BLUE, True, f"near duplicate, >= {options.duplicates}"))
-    lines = [f"{len(images.paths)} images of {options.file}"]
+    lines = [f"{known} images of {options.file}"]
     return draw_grid("Nearest neighbours", lines, ["query", "neighbours"], rows, [1, index.shape[1]], legend)
-
-
-def _pixels(read: PictureReader, path: Path) -> Tensor:
-    """Return an image as three channels in [0, 1], as large as the picture shows it."""
-    try:
-        image = read(path)
-    except DataError as error:  # the options of the data are this command's own here
-        raise DataError(str(error).replace("--data.", "--").replace("data.", "--")) from error
-    if isinstance(image, Tensor):  # of other than three channels
-        rgb = image[:3] if len(image) > 2 else image[:1].expand(3, -1, -1)
-        image = Image.fromarray(rgb.permute(1, 2, 0).numpy())
-    image.thumbnail((_SIDE, _SIDE))
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255

@@ -7,10 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
+from mmcl_lightning._next import say_next
 from mmcl_lightning._text import say
-from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.recipes import find_recipe
-from mmcl_lightning.studies.report import write_report
+from mmcl_lightning.studies.report import check_name, write_report
 from mmcl_lightning.studies.study import Study
 from mmcl_lightning.studies.sweep import Sweep
 
@@ -32,18 +32,19 @@ def sweep(arguments: list[str]) -> None:
     parser.add_argument("study", help="YAML file of the study, or the name of a shipped one")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all studies (runs)")
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="runs at a time (1)")
-    parser.add_argument("--out", type=Path, help="report to write (REPORT.md in the study's folder)")
+    parser.add_argument(
+        "--out", type=Path, help="report to write, .md or .html (REPORT.md in the study's folder)"
+    )
     parser.add_argument(
         "--records", type=Path, help="folder for the records of finished runs (ledger in the study's folder)"
     )
     options, extra = parser.parse_known_args(arguments)
     study = Study.load(Path(find_recipe(options.study)))
     folder = options.runs / study.name
-    if options.out is not None and options.out.suffix != ".md":
-        raise ConfigError(f"the report is Markdown: --out must end in .md, got {options.out}")
+    out = options.out or folder / "REPORT.md"
+    check_name(out)
     work = Sweep(study, folder, options.parallel, extra, options.records)
     finished = run_stoppable(work)
-    out = options.out or folder / "REPORT.md"
     if work.record_folder.is_dir():
         text = write_report(
             work.record_folder, out, study.name, study.metrics,
@@ -52,6 +53,7 @@ def sweep(arguments: list[str]) -> None:
         )  # fmt: skip
         say("\n" + text)
         say(f"Report: {out}")
+    say_next("sweep" if finished else "sweep, unfinished", folder=folder)
     if not finished:
         raise SystemExit(1)
 
@@ -78,13 +80,14 @@ def run_stoppable(work: Sweep) -> bool:
 
 
 def report(arguments: list[str]) -> None:
-    """Write the table and the plot of a folder of records."""
+    """Write the report of a folder of records."""
     parser = argparse.ArgumentParser(
-        prog="mmcl report", description="Turn a folder of ledger files into a Markdown table and a plot."
+        prog="mmcl report",
+        description="Turn a folder of ledger files into tables and plots: Markdown, or one page of HTML.",
     )
     parser.add_argument("folder", type=Path, help="folder with ledger.json files, at any depth")
     parser.add_argument(
-        "--out", type=Path, default=Path("REPORT.md"), help="Markdown file to write (REPORT.md)"
+        "--out", type=Path, default=Path("REPORT.md"), help="file to write, .md or .html (REPORT.md)"
     )
     parser.add_argument("--title", default="Results", help="heading of the report")
     parser.add_argument("--metrics", nargs="+", default=[], metavar="NAME", help="logged metrics to show")
@@ -96,3 +99,7 @@ def report(arguments: list[str]) -> None:
     )  # fmt: skip
     say(text)
     say(f"Report: {options.out}")
+    if options.out.suffix == ".html":
+        say_next("report, page", page=options.out)
+    else:
+        say_next("report", folder=options.folder)

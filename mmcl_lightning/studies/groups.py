@@ -15,6 +15,7 @@ __all__ = [
     "Group",
     "finished_and_others",
     "group_runs",
+    "identity",
     "image_count",
     "in_sections",
     "renewed_options",
@@ -101,12 +102,16 @@ def image_count(record: Record, split: str) -> str:
     return text.split(" ")[0]
 
 
+def identity(record: Record) -> tuple[Any, ...]:
+    """Return what a record has in common with its copies alone."""
+    return record.started, record.config_hash, *seeds_of(record), str(record.data), record.seconds
+
+
 def without_copies(records: Iterable[Record]) -> list[Record]:
     """Return each record once: a study files those of its runs a second time, with their label."""
     found: dict[tuple[Any, ...], dict[str, Record]] = {}
     for record in records:
-        key = (record.started, record.config_hash, *seeds_of(record), str(record.data), record.seconds)
-        found.setdefault(key, {})[record.label] = record
+        found.setdefault(identity(record), {})[record.label] = record
     kept = []
     for labelled in found.values():
         kept += [record for label, record in labelled.items() if label or len(labelled) == 1]

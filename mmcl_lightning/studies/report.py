@@ -1,9 +1,11 @@
-"""The table and the convergence plot of a folder of records."""
+"""The report of a folder of records: tables and pictures, as Markdown or as one page."""
 
 from __future__ import annotations
 
 import os
 import re
+import tempfile
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -11,20 +13,31 @@ from mmcl_lightning._files import whole_text
 from mmcl_lightning._text import markdown
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record, read_records
-from mmcl_lightning.studies.columns import BESIDE_TOP1, METRICS, Column, columns_of, metric_title
+from mmcl_lightning.studies.columns import BESIDE_TOP1, METRICS, Column, columns_of
 from mmcl_lightning.studies.groups import (
-    Group,
     finished_and_others,
     group_runs,
+    identity,
     in_sections,
     run_name,
     without_copies,
 )
 from mmcl_lightning.studies.notes import notes
-from mmcl_lightning.studies.plotting import plot_curves, plot_ends
-from mmcl_lightning.studies.tables import differences_table, is_followed, results_table, tuning_table
+from mmcl_lightning.studies.page import check_page, page_of
+from mmcl_lightning.studies.pictures import Folders, Pictures
+from mmcl_lightning.studies.tables import differences_table, results_table, tuning_table
 
-__all__ = ["write_report"]
+__all__ = ["check_name", "write_report"]
+
+
+def check_name(out: Path) -> None:
+    """Raise :class:`ConfigError` unless a report of this name can be written."""
+    if out.suffix not in (".md", ".html"):
+        raise ConfigError(f"a report is Markdown or one page: --out must end in .md or .html, got {out}")
+    if out.suffix == ".html":
+        check_page()
+    if os.path.lexists(out) and not _is_report(out):
+        raise ConfigError(f"{out} exists and is no report of runs: give another --out, or remove it")
 
 
 def write_report(
@@ -38,7 +51,10 @@ def write_report(
     reference: str = "",
     tuned_by: Sequence[str] = (),
 ) -> str:
-    """Write ``out`` and, beside it, a plot per section, ``NAME.png``, ``NAME_2.png`` and so on.
+    """Write ``out``: as ``.md`` with its pictures beside it, as ``.html`` with them inside.
+
+    A section has a table, a plot of the accuracies, ``NAME.png``, one of loss and health,
+    ``NAME_health.png``, and where the runs lie in the folder, the latest pictures of negatives.
 
     Runs are compared within a section only: one data set, batch size and held-out part, so that tuning runs
     on a validation part never mix with results on test images. Unfinished runs are listed, not averaged, and
@@ -48,7 +64,7 @@ def write_report(
 
     Args:
         folder: Folder with records, at any depth.
-        out: Markdown file to write.
+        out: File to write, .md or .html.
         title: Heading.
         metrics: Logged metrics to show; by default the accuracies of readouts and evaluations.
         reference: Method that the others are compared with, seed by seed, as the table calls it; empty for
@@ -58,42 +74,58 @@ def write_report(
         missing: A line on each run that left no record, to be listed.
 
     Returns:
-        The Markdown text.
+        The Markdown text, of which a page is a rendering.
 
     Raises:
         DataError: If there is no record, or one cannot be read.
         ConfigError: If no run logged a metric that was asked for, no run is of the reference, or ``out`` is
-            not a ``.md`` file.
+            of another kind, or there and no report.
     """
-    if out.suffix != ".md":
-        raise ConfigError(f"the report is Markdown: --out must end in .md, got {out}")
-    if os.path.lexists(out) and not _is_report(out):
-        raise ConfigError(f"{out} exists and is no report of runs: give another --out, or remove it")
+    check_name(out)
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
-    chosen = [(path, record) for path, record in read_records(folder) if only is None or path in only]
+    found = list(read_records(folder))
+    chosen = [(path, record) for path, record in found if only is None or path in only]
     records = without_copies(record for _, record in chosen)
     if not records:
         raise DataError(f"{folder} holds no record of a run (ledger.json)")
-    known = {name for record in records for name in record.metrics}
-    for metric in metrics:
-        if metric not in known:
-            raise ConfigError(f"no run logged {metric!r}; there are {', '.join(sorted(known))}")
+    _check_metrics(metrics, records)
     finished, others = finished_and_others(records)
-    places = {id(record): path.relative_to(folder) for path, record in chosen}
-    rest = [
-        f"{run_name(record)}, seed {record.seed}: {why} ({places[id(record)].as_posix()})"
-        for record, why in others
-    ] + list(missing)
-    shown = metrics or _usual(known, {name for record in finished for name in record.protocols})
-    out.parent.mkdir(parents=True, exist_ok=True)
-    verb = "does" if len(others) == 1 else "do"
-    unfinished = f", {len(others)} of which {verb} not count, see the end" if others else ""
-    where = folder.name if folder.is_absolute() else folder  # no path of a machine in what is passed on
-    parts = [f"# {title}\n", f"Made of {len(records)} records of runs in {markdown(where)}{unfinished}.\n"]
-    pictures = 0
+    places = {id(record): path.relative_to(folder).as_posix() for path, record in chosen}
+    rest = [f"{run_name(record)}, seed {record.seed}: {why} ({places[id(record)]})" for record, why in others]
     sections = in_sections(finished)
     _check_reference(reference, sections)
+    where = folder.name if folder.is_absolute() else folder  # no path of a machine in what is passed on
+    verb = "does" if len(others) == 1 else "do"
+    unfinished = f", {len(others)} of which {verb} not count, see the end" if others else ""
+    head = f"# {title}\n\nMade of {len(records)} records of runs in {markdown(where)}{unfinished}.\n"
+    shown = metrics or _usual(
+        {name for record in records for name in record.metrics},
+        {name for record in finished for name in record.protocols},
+    )
+    with tempfile.TemporaryDirectory() as place:
+        draft = out if out.suffix == ".md" else Path(place) / f"{out.stem}.md"
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        pictures = Pictures(draft, _folders(found))
+        parts = [head, *_sections(sections, shown, tuned_by, reference, pictures)]
+        if lines := [*rest, *missing]:
+            parts.append("## Not counted\n\n" + "\n".join(f"* {markdown(line)}" for line in lines) + "\n")
+        text = "\n".join(parts)
+        content = text if draft == out else page_of(text, title, draft.parent)
+    with whole_text(out) as file:
+        file.write(content)
+    return text
+
+
+def _sections(
+    sections: dict[tuple[str, str], list[Record]],
+    shown: Sequence[str],
+    tuned_by: Sequence[str],
+    reference: str,
+    pictures: Pictures,
+) -> list[str]:
+    """Return the parts of the report, section by section."""
+    parts = []
     for (data, held_out), section in sections.items():
         groups = group_runs(section, tries=held_out == "validation")
         columns = columns_of(section, shown)
@@ -106,16 +138,16 @@ def write_report(
         )
         if compared := differences_table(groups, columns, reference):
             parts.append(f"### Differences from {markdown(reference)}, seed by seed\n\n{compared}")
-        picture = out.with_name(f"{out.stem}{f'_{pictures + 1}' if pictures else ''}.png")
-        if (lines := _draw(groups, columns, picture)) is not None:
-            pictures += lines.startswith("!")
-            parts.append(lines)
-    if rest:
-        parts.append("## Not counted\n\n" + "\n".join(f"* {markdown(line)}" for line in rest) + "\n")
-    text = "\n".join(parts)
-    with whole_text(out) as file:
-        file.write(text)
-    return text
+        parts += pictures.of_section(groups, columns)
+    return parts
+
+
+def _folders(found: Sequence[tuple[Path, Record]]) -> Folders:
+    """Return the function from a record to the folders of its run: a study files a copy elsewhere."""
+    folders = defaultdict(list)
+    for path, record in found:
+        folders[identity(record)].append(path.parent)
+    return lambda record: folders[identity(record)]
 
 
 def _is_report(path: Path) -> bool:
@@ -124,7 +156,7 @@ def _is_report(path: Path) -> bool:
         return False
     with open(path, "rb") as file:
         begin = file.read(10_000).decode(errors="replace")
-    return re.search(r"^Made of \d+ records of runs in ", begin, re.MULTILINE) is not None
+    return re.search(r"^(<p>)?Made of \d+ records of runs in ", begin, re.MULTILINE) is not None
 
 
 def _usual(known: Collection[str], protocols: Collection[str]) -> list[str]:
@@ -139,33 +171,6 @@ def _usual(known: Collection[str], protocols: Collection[str]) -> list[str]:
     return [m for family in families for m in accuracies if m == family or m.startswith(f"{family}/")]
 
 
-def _draw(groups: Sequence[Group], columns: Sequence[Column], picture: Path) -> str | None:
-    """Draw the first metric that moves, or the ends of all; return picture and caption, if any moves."""
-    first = next((column for column in columns if any(group.moves(column) for group in groups)), None)
-    if first is None:
-        return None
-    drawn = [column for column in columns if column.metric == first.metric]
-    if is_followed([curve for group in groups for column in drawn for curve in group.curves(column)]):
-        done = plot_curves(groups, drawn, picture)
-        what = f"{metric_title(first.metric)} against epochs and time"
-        caption = "Lines: means over the seeds of a method"
-        if any(len(group.curves(column)) > 1 for group in groups for column in drawn):
-            caption += "; bands: from the lowest to the highest seed"
-        caption += ". Left against the epochs trained, right against the minutes since the first step."
-    else:  # a readout at the start and one at the end make no curve
-        done = plot_ends(groups, columns, picture)
-        what = "every run at the end of training; bars: means"
-        caption = "Dots: runs, one per seed, at the end of training; bars: means of a method."
-    if not done:
-        return "No plot: it needs matplotlib, the extra `report` of this package.\n"
-    return f"![{_alone(what)}]({picture.name})\n\n{caption}\n"
-
-
-def _alone(text: str) -> str:
-    """Return a text for between brackets, without any of its own."""
-    return markdown(text.replace("[", "(").replace("]", ")"))
-
-
 def _check_reference(reference: str, sections: dict[tuple[str, str], list[Record]]) -> None:
     """Raise :class:`ConfigError` unless the tables of results have a method of this name."""
     if not reference:
@@ -174,3 +179,11 @@ def _check_reference(reference: str, sections: dict[tuple[str, str], list[Record
     names = {group.name for section in results for group in group_runs(section)}
     if reference not in names:
         raise ConfigError(f"no run is of the reference {reference!r}; there are {', '.join(sorted(names))}")
+
+
+def _check_metrics(metrics: Sequence[str], records: Sequence[Record]) -> None:
+    """Raise :class:`ConfigError` unless some run logged each metric."""
+    known = {name for record in records for name in record.metrics}
+    for metric in metrics:
+        if metric not in known:
+            raise ConfigError(f"no run logged {metric!r}; there are {', '.join(sorted(known))}")

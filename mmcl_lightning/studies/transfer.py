@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcl_lightning._files import whole_text
+from mmcl_lightning._next import say_next
 from mmcl_lightning._text import say
 from mmcl_lightning.datamodules.transfer_names import FEW_SHOT_SETS, MANY_SHOT_SETS
 from mmcl_lightning.errors import ConfigError
@@ -84,7 +85,9 @@ def transfer(arguments: list[str]) -> None:
         with whole_text(out) as file:  # after every set: a stop leaves what there is
             file.write(text)
     say(f"\n{text}\nTable: {out}")
-    if any(found.record is None for found in judged):
+    unfinished = any(found.record is None for found in judged)
+    say_next("transfer, unfinished" if unfinished else "transfer")
+    if unfinished:
         raise SystemExit(1)
 
 

@@ -212,7 +212,10 @@ def test_flow_is_made_once_and_read(root: Path, capsys: pytest.CaptureFixture[st
         ready(root, modality="flow")
     main(["flow", "--root", str(root), "--method", "dis", "--workers", "1"])
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == f"Wrote {root / 'flow'}: 280 pictures of the flow of 20 videos by dis"
+    assert said[-2:] == [
+        f"Wrote {root / 'flow'}: 280 pictures of the flow of 20 videos by dis",
+        f"next: mmcl fit --config ucf101_mmcl --data.root {root} --data.modality flow",
+    ]
     folder = root / "flow" / "Archery" / "v_Archery_g01_c01"
     assert len(list(folder.glob("flow_*.jpg"))) == 12  # of 13 frames
     data = ready(root, modality="flow")

@@ -36,6 +36,7 @@ def test_a_good_folder(photos: Path, capsys: pytest.CaptureFixture[str]) -> None
     main(["check-data", "photos", "--workers=1"])
     assert capsys.readouterr().out == (
         "photos: class folders, 4 pictures\n4 of 4 pictures are as they should be\n"
+        "next: mmcl fit --config folder_mmcl_log --data.root photos\n"
     )
 
 

@@ -19,7 +19,7 @@ from records import record
 from mmcl_lightning._text import markdown, plain
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import MMCLError
-from mmcl_lightning.studies import report, write_report
+from mmcl_lightning.studies import pictures, write_report
 
 MARKUP = (
     "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</td></table><h1>x</h1>", "<!-- hidden",
@@ -68,8 +68,8 @@ def reported(folder: Path, *contents: dict[str, Any]) -> str:
 
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "plot_curves", lambda *given: False)
-    monkeypatch.setattr(report, "plot_ends", lambda *given: False)
+    for name in ("plot_curves", "plot_ends", "plot_watched"):
+        monkeypatch.setattr(pictures, name, lambda *given: False)
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -88,14 +88,16 @@ def test_no_value_at_any_place_ends_in_a_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [1e308, -1e308, 1e200, float("inf"), float("nan"), 2**62])
 def test_curves_of_any_size_are_drawn(value: float, tmp_path: Path) -> None:
     curve = [[0.0, 0, 0.0, 0.5], [1.0, 10, value, value], [2.0, 20, value, value]]
-    metrics = {"knn/top1": {"curve": curve, "smaller_is_better": False}}
+    metrics = {name: {"curve": curve, "smaller_is_better": False} for name in ("knn/top1", "train/loss")}
     whole = {**content(label="\ud800$x_\x1b"), "metrics": metrics}
     negative = copy.deepcopy(whole)
-    negative["metrics"]["knn/top1"]["curve"][2][3] = -value
+    for metric in negative["metrics"].values():
+        metric["curve"][2][3] = -value
     text = reported(tmp_path, whole, {**negative, "seed": 1})
     assert text.startswith("# Results")
     assert max(map(len, text.split())) < 60, "no number of 300 digits"
     assert (tmp_path / "r.png").exists()
+    assert (tmp_path / "r_health.png").exists()
 
 
 class Tags(HTMLParser):

@@ -62,7 +62,10 @@ def test_tables_name_the_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert "similarity of an image to its nearest: 0.9994 in the median" in said
     assert "2 pairs of 5 images have a cosine similarity of 0.999 or more, 1 of them across splits" in said
     assert "  0.999391 train/cat/1.png test/cat/5.png (train and test)\n" in said
-    assert said.endswith("Wrote neighbours.csv, neighbours.duplicates.csv\n")
+    assert said.endswith(
+        "Wrote neighbours.csv, neighbours.duplicates.csv\n"
+        "next: mmcl neighbours out.npz --picture neighbours.png --root FOLDER\n"
+    )
     main(["neighbours", "out.npz", "--k=2", "--duplicates=0.999"])
     assert read("neighbours_2.csv") == rows
 

@@ -204,8 +204,8 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         write_report(tmp_path, tmp_path / "r.md")
     with pytest.raises(DataError, match="no folder"):
         write_report(tmp_path / "none", tmp_path / "r.md")
-    with pytest.raises(ConfigError, match=r"must end in \.md"):
-        write_report(tmp_path, tmp_path / "r.html")
+    with pytest.raises(ConfigError, match=r"--out must end in \.md or \.html, got .*r\.pdf"):
+        write_report(tmp_path, tmp_path / "r.pdf")
     record().write(tmp_path / "a.json")
     with pytest.raises(ConfigError, match=r"no run logged 'acc'; there are knn/top1"):
         write_report(tmp_path, tmp_path / "r.md", metrics=["acc"])

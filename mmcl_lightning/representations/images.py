@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -71,23 +72,47 @@ class EmbeddedImages:
             names = [f"{split}/{name}" for split, name in zip(splits, names, strict=True)]
         return EmbeddedImages(torch.from_numpy(h.astype(np.float32)), names, texts("class"), splits)
 
+    def subset(self, rows: Tensor) -> EmbeddedImages:
+        """Return some of the images.
+
+        Args:
+            rows: Which, ``(M,)``, int64.
+        """
+        paths, classes, splits = (
+            [texts[row] for row in rows.tolist()] for texts in (self.paths, self.classes, self.splits)
+        )
+        return EmbeddedImages(self.h[rows], paths, classes, splits)
+
+    def fitting(self, name: str) -> list[str]:
+        """Return the paths that a name may mean: itself, or those that end in it.
+
+        Args:
+            name: Of one image.
+        """
+        return self._places.find(name)
+
+    @functools.cached_property
+    def _places(self) -> Places:
+        return Places(self.paths, "")
+
     def rows(self, names: Iterable[str]) -> Tensor:
         """Return the rows of images ``(Q,)`` by their paths, or the ends of these; all without a name.
 
         Raises:
             ConfigError: If there is no such image, or several.
         """
-        names, places = list(names), Places(self.paths, "")
-        known = defaultdict(list)
+        names, known = list(names), defaultdict(list)
         for row, path in enumerate(self.paths):
             known[path].append(row)
         found = []
         for name in names:
-            fitting = places.find(name)
+            fitting = self.fitting(name)
             rows = [row for path in fitting for row in known[path]]
             if len(rows) != 1:
                 near = fitting[:2] or difflib.get_close_matches(name, self.paths, n=1)
                 hint = f", such as {' and '.join(near)}" if near else ""
+                if not fitting and Path(name).is_file():
+                    hint = "; with --checkpoint it is searched for as an image of its own"
                 raise ConfigError(f"--query {name} fits {len(rows)} of the {len(self.paths)} images{hint}")
             found += rows
         return torch.tensor(found) if names else torch.arange(len(self.paths))
