@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -82,6 +82,9 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
     """Whether a batch needs two items: views of one are compared with those of others."""
     keep_last_batch = False
     """Whether to pretrain on the last batch of an epoch where it is smaller, but for one of a single item."""
+
+    items: ClassVar[str] = "images"
+    """What an item is called in records and reports."""
 
     def __init__(
         self,
@@ -298,7 +301,7 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
 
     def fingerprint(self) -> dict[str, str]:
         """Return the number of images and a hash of them for each split; see :meth:`Splits.fingerprint`."""
-        return self.splits.fingerprint()
+        return self.splits.fingerprint(self.items)
 
     def skipped_images(self) -> list[str]:
         """Return the files that were skipped so far as they cannot be read, by this process's loaders."""

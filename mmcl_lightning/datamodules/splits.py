@@ -112,10 +112,13 @@ class Splits:
             )
         return {"test": held}
 
-    def fingerprint(self) -> dict[str, str]:
+    def fingerprint(self, items: str = "images") -> dict[str, str]:
         """Return the number of images and a hash of them for each split: equal data, equal hash.
 
         The hash covers all targets and the pixels of up to 32 images spread over the split.
+
+        Args:
+            items: What an item is called.
         """
         found = {}
         for use in ("pretrain", "heldout", "bank", "query"):
@@ -127,7 +130,7 @@ class Splits:
                         digest.update(source.digest(int(index)))
                     except DataError:  # which training and readouts go on about, or do not
                         digest.update(b"cannot be read")
-                found[use] = f"{len(source)} images, {digest.hexdigest()[:12]}"
+                found[use] = f"{len(source)} {items}, {digest.hexdigest()[:12]}"
         return found
 
 

@@ -61,6 +61,8 @@ class TUDataModule(SSLDataModule):
     keep_last_batch = True
     name: str
 
+    items = "graphs"
+
     def __init__(
         self,
         root: str = "data",

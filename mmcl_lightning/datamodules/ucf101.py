@@ -65,6 +65,8 @@ class UCF101DataModule(SSLDataModule):
         DataError: From ``setup``, if a list or a video is missing; while it runs, if a video cannot be read.
     """
 
+    items = "videos"
+
     def __init__(
         self,
         root: str = "data",

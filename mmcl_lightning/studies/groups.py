@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ __all__ = [
     "identity",
     "image_count",
     "in_sections",
+    "items_of",
     "renewed_options",
     "run_name",
     "seeds_of",
@@ -91,9 +93,10 @@ def _data_name(record: Record) -> str:
 
 
 def _kind(record: Record) -> str:
-    """Return what the images of a data set are: of one without splits, none is trained on."""
+    """Return what the items of a data set are: of one without splits, none is trained on."""
     found = record.data.get("fingerprint") or {}
-    return "images" if found and found.get("query") == found.get("pretrain") else "training images"
+    alike = found and found.get("query") == found.get("pretrain")
+    return items_of(record) if alike else f"training {items_of(record)}"
 
 
 def image_count(record: Record, split: str) -> str:
@@ -105,6 +108,14 @@ def image_count(record: Record, split: str) -> str:
 def identity(record: Record) -> tuple[Any, ...]:
     """Return what a record has in common with its copies alone."""
     return record.started, record.config_hash, *seeds_of(record), str(record.data), record.seconds
+
+
+def items_of(record: Record) -> str:
+    """Return what the items of a data set are called, such as images or graphs, as the fingerprint has it."""
+    for text in (record.data.get("fingerprint") or {}).values():
+        if found := re.match(r"\d+ ([a-z]+),", str(text)):
+            return found[1]
+    return "images"
 
 
 def without_copies(records: Iterable[Record]) -> list[Record]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from mmcl_lightning._text import markdown
 from mmcl_lightning.ledger import Record
 from mmcl_lightning.studies.columns import Column, late_metrics, metric_title
-from mmcl_lightning.studies.groups import Group, image_count, renewed_options, run_name, seeds_of
+from mmcl_lightning.studies.groups import Group, image_count, items_of, renewed_options, run_name, seeds_of
 from mmcl_lightning.studies.tables import is_followed
 
 __all__ = ["notes"]
@@ -46,7 +46,9 @@ def notes(records: Sequence[Record], columns: Sequence[Column], groups: Sequence
         lines.append(f"Seeds were run by several versions, whose options differ in {names}{more}.")
     prints = {(*seeds_of(record), str(record.data.get("fingerprint"))) for record in records}
     if len(prints) > len({seeds_of(record) for record in records}):
-        lines.append("**Runs of one seed did not see the same images: do not compare them.**")
+        lines.append(
+            f"**Runs of one seed did not see the same {items_of(records[0])}: do not compare them.**"
+        )
     return "".join(f"* {line}\n" for line in lines)
 
 
@@ -58,7 +60,7 @@ def _error_of_one(records: Sequence[Record], columns: Sequence[Column]) -> list[
         accuracy = statistics.mean(values) if values else math.nan
         if count is not None and 0 <= accuracy <= 1:
             error = math.sqrt(accuracy * (1 - accuracy) / int(count[0]))
-            return [f"One readout on {count[0]} images has a standard error of {error:.3f}."]
+            return [f"One readout on {count[0]} {items_of(records[0])} has a standard error of {error:.3f}."]
     return []
 
 
@@ -83,7 +85,12 @@ def _fingerprints(records: Sequence[Record]) -> dict[str, str]:
             found.setdefault(split, {})[str(text)] = None
     texts = {split: list(choices) for split, choices in found.items()}
     return {
-        split: first + (f" (and {len(more)} other choice{'s' * (len(more) > 1)} of images)" if more else "")
+        split: first
+        + (
+            f" (and {len(more)} other choice{'s' * (len(more) > 1)} of {items_of(records[0])})"
+            if more
+            else ""
+        )
         for split, (first, *more) in texts.items()
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mmcl_lightning._text import markdown
 from mmcl_lightning.studies.columns import Column
-from mmcl_lightning.studies.groups import Group
+from mmcl_lightning.studies.groups import Group, items_of
 from mmcl_lightning.studies.naming import option_words
 from mmcl_lightning.studies.options import flat_options, varying
 from mmcl_lightning.studies.paired import Difference, chance_beyond_two, paired_difference
@@ -35,6 +35,7 @@ def results_table(groups: Sequence[Group], columns: Sequence[Column]) -> str:
     for column in columns:
         head += [markdown(column.title), *(["best epoch"] if column in followed else [])]
         head += ["paper"] if any(key[1] == column for key in paper) else []
+    head += [f"{items_of(groups[0].records[0])}/s", "minutes", "memory, GB"]
     rows = _untrained(groups, columns, head)
     for group in groups:
         row = [markdown(group.name), str(group.seeds)]
@@ -45,7 +46,7 @@ def results_table(groups: Sequence[Group], columns: Sequence[Column]) -> str:
                 value = paper.get((group.name, column))
                 row.append("-" if value is None else f"{value:.3f}")
         rows.append([*row, *_cost(group)])
-    return markdown_table([*head, "images/s", "minutes", "memory, GB"], rows)
+    return markdown_table(head, rows)
 
 
 def _untrained(groups: Sequence[Group], columns: Sequence[Column], head: Sequence[str]) -> list[list[str]]:
@@ -53,7 +54,7 @@ def _untrained(groups: Sequence[Group], columns: Sequence[Column], head: Sequenc
 
     It is the same in every method, so each seed counts once.
     """
-    cells = dict.fromkeys([*head, "images/s", "minutes", "memory, GB"], "-")
+    cells = dict.fromkeys(head, "-")
     counts = set()
     for column in columns:
         found = {

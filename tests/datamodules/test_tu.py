@@ -96,7 +96,7 @@ def test_nodes_without_labels_have_the_feature_1(tmp_path: Path) -> None:
     assert data.graphs.item(3).x.unique().tolist() == [1.0]
     other = opened(tmp_path).fingerprint()
     assert data.fingerprint() == other
-    assert other["pretrain"].startswith("24 images, ")
+    assert other["pretrain"].startswith("24 graphs, ")
 
 
 def test_several_columns_of_labels_are_features_side_by_side(tmp_path: Path) -> None:
