@@ -84,13 +84,9 @@ def _fingerprints(records: Sequence[Record]) -> dict[str, str]:
         for split, text in (record.data.get("fingerprint") or {}).items():
             found.setdefault(split, {})[str(text)] = None
     texts = {split: list(choices) for split, choices in found.items()}
+    items = items_of(records[0])
     return {
-        split: first
-        + (
-            f" (and {len(more)} other choice{'s' * (len(more) > 1)} of {items_of(records[0])})"
-            if more
-            else ""
-        )
+        split: first + (f" (and {len(more)} other choice{'s' * (len(more) > 1)} of {items})" if more else "")
         for split, (first, *more) in texts.items()
     }
 
