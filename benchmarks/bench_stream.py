@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -119,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def streamed() -> Any:
         return modules("shards", EvalTransform(chosen.size))
 
+    warnings.simplefilter("ignore")
     found = rates(modules, chosen.size, batches, rounds)
     total = sum(shard.count for shard in streamed().shards.train)
     seen = [counts(streamed, world) for world in (1, 2, 3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import http.server
 import importlib.util
@@ -24,6 +25,7 @@ from lightning.pytorch import Callback
 from PIL import Image
 from runs import Recorder, simclr, trainer
 
+import mmcl_lightning
 from mmcl_lightning.callbacks import ResumableCheckpoint
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import StreamDataModule
@@ -487,3 +489,9 @@ def test_without_webdataset_the_command_that_brings_it_is_named(
     with pytest.raises(SystemExit):
         main(["shards", str(folder), f"--out={tmp_path / 'x'}"])
     assert 'mmcl shards needs WebDataset: pip install "mmcl-lightning[stream]"' in capsys.readouterr().err
+
+
+def test_webdataset_is_imported_where_shards_are_read_alone() -> None:
+    for path in Path(mmcl_lightning.__file__).parent.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:  # what an import of the module runs
+            assert "webdataset" not in ast.dump(node) or not isinstance(node, ast.Import | ast.ImportFrom)
