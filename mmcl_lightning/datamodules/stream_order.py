@@ -148,15 +148,17 @@ class StreamSampler(EpochSampler):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Plan the rest of the epoch that a state is of."""
-        order, passes = self.order, [(int(workers), int(count)) for workers, count in state["passes"]]
-        before, now = (state["processes"], state["batch_size"]), (order.world_size, order.batch_size)
+        order = self.order
+        passes = [(int(workers), int(count)) for workers, count in state.get("passes", [])]
+        before, now = (state.get("processes"), state.get("batch_size")), (order.world_size, order.batch_size)
         if before != now and state["batches"]:
             from lightning.pytorch.utilities import rank_zero_warn  # which workers that are spawned lack
 
+            how = f"by {before[0]} processes in batches of {before[1]}" if passes else "from no shards"
             rank_zero_warn(
-                f"the checkpoint stands within an epoch that {before[0]} processes read in batches of "
-                f"{before[1]}, and now there are {now[0]} with batches of {now[1]}: some samples of this "
-                "epoch come twice or not at all; as many as before would read those that are left"
+                f"the checkpoint stands within an epoch that was read {how}, and now {now[0]} read shards in "
+                f"batches of {now[1]}: some samples of this epoch come twice or not at all; the same as "
+                "before would read those that are left"
             )
             passes = []
         elif passes and passes[-1][0] == order.workers:  # which go on in their own order
