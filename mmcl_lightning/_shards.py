@@ -16,6 +16,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from mmcl_lightning._files import whole_text
+from mmcl_lightning._next import say_next
 from mmcl_lightning._options import check_installed, check_whole
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning._text import say
@@ -84,6 +85,7 @@ def shard_folder(
     if unread:
         say(f"{unread} pictures cannot be read and were copied as they are; mmcl check-data says which")
     say(f"Wrote {len(plans)} shards of {sum(len(p.entries) for p in plans)} pictures to {out}")
+    say_next("shards", folder=out)
 
 
 def shards(arguments: list[str]) -> None:
