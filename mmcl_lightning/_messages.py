@@ -75,7 +75,7 @@ _MOVED = {
 #: Modules of others that a configuration may name, and the extra of this package that has them.
 _EXTRAS = {
     "av": "video", "cv2": "flow", "matplotlib": "report", "pl_bolts": "bolts", "pyarrow": "parquet",
-    "scipy": "evaluate", "tifffile": "tiff", "torch_geometric": "graph",
+    "scipy": "evaluate", "tifffile": "tiff", "torch_geometric": "graph", "webdataset": "stream",
 }  # fmt: skip
 
 

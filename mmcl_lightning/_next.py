@@ -29,6 +29,7 @@ NEXT = {
     "recipes": "mmcl fit --config NAME",
     "report": "mmcl report {folder} --out report.html",
     "report, page": "open {page} in a browser",
+    "shards": "mmcl fit --config folder_mmcl_log --config overlays/stream --data.root {folder}",
     "sweep": "mmcl report {folder} --out report.html",
     "sweep, unfinished": "the same command again: it goes on where this one ended",
     "test": "mmcl report {runs} --out report.html",

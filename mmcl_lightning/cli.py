@@ -98,6 +98,7 @@ TOOLS = {
     ),
     "recipes": Tool(_later("_recipe_list", "recipes"), "list the recipes, their data and their cost"),
     "report": Tool(command.report, "tables and plots of runs"),
+    "shards": Tool(_later("_shards", "shards"), "write a folder of images as shards to stream from"),
     "sweep": Tool(command.sweep, "run a study"),
     "transfer": Tool(_later("studies.transfer", "transfer"), "judge a backbone on the paper's transfer sets"),
 }

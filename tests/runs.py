@@ -56,6 +56,7 @@ DATA_MODULES = {
     "NormalsDataModule": "test_normals_set.py",
     "STL10DataModule": "test_official_files.py",
     "ShapesDataModule": "test_shapes.py",
+    "StreamDataModule": "test_stream.py",
     "TUDataModule": "test_tu.py",
     "TransferDataModule": "test_transfer_sets.py",
     "UCF101DataModule": "test_ucf101.py",

@@ -67,10 +67,24 @@ def test_an_overlay_changes_how_a_recipe_is_run_alone(
     }
 
 
+def test_shards_take_the_place_of_a_folder_and_the_rest_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = printed(["--config=folder_mmcl_log"], capsys)
+    over = printed(["--config=folder_mmcl_log", "--config=overlays/stream", "--data.root=mine"], capsys)
+    assert over["data"]["class_path"] == "mmcl_lightning.datamodules.StreamDataModule"
+    chosen, usual = over["data"]["init_args"], plain["data"]["init_args"]
+    assert (chosen.pop("root"), chosen.pop("predict_split")) == ("mine", "test")
+    assert {name: chosen[name] for name in usual if name in chosen} == {
+        name: value for name, value in usual.items() if name not in ("root", "predict_split")
+    }
+    assert {key: over[key] for key in ("model", "trainer", "readouts")} == {
+        key: plain[key] for key in ("model", "trainer", "readouts")
+    }
+
+
 def test_overlays_are_found_by_name_and_are_no_recipes() -> None:
-    assert OVERLAYS == ["ddp", "slurm"]
+    assert OVERLAYS == ["ddp", "slurm", "stream"]
     assert find_recipe("overlays/ddp") == str(recipe_folder() / "overlays" / "ddp.yaml")
-    assert [name for name in recipe_names() if "ddp" in name or "slurm" in name] == []
+    assert [name for name in recipe_names() if "ddp" in name or "slurm" in name or "stream" in name] == []
     with pytest.raises(ConfigError, match=r"'overlays/dpp'.*did you mean overlays/ddp\.yaml\?"):
         find_recipe("overlays/dpp")
 

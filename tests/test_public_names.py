@@ -21,7 +21,7 @@ PUBLIC = {
     "cli": "main",
     "datamodules": "CIFAR100DataModule CIFAR10DataModule FewShotDataModule ImageDataModule "
     "ImageFolderDataModule NormalsDataModule SSLDataModule STL10DataModule ShapesDataModule Splits "
-    "TUDataModule TransferDataModule UCF101DataModule VOCDetectionDataModule",
+    "StreamDataModule TUDataModule TransferDataModule UCF101DataModule VOCDetectionDataModule",
     "deferred": "DeferredChecks check checker may_wait",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout "
     "mean_over_processes",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mmcl_lightning.datamodules.shapes import ShapesDataModule
     from mmcl_lightning.datamodules.splits import Splits
     from mmcl_lightning.datamodules.stl10 import STL10DataModule
+    from mmcl_lightning.datamodules.stream import StreamDataModule
     from mmcl_lightning.datamodules.transfer import TransferDataModule
     from mmcl_lightning.datamodules.tu import TUDataModule
     from mmcl_lightning.datamodules.ucf101 import UCF101DataModule
@@ -31,6 +32,7 @@ __all__ = [
     "STL10DataModule",
     "ShapesDataModule",
     "Splits",
+    "StreamDataModule",
     "TUDataModule",
     "TransferDataModule",
     "UCF101DataModule",
@@ -49,6 +51,7 @@ _HOMES = {
     "STL10DataModule": "stl10",
     "ShapesDataModule": "shapes",
     "Splits": "splits",
+    "StreamDataModule": "stream",
     "TUDataModule": "tu",
     "TransferDataModule": "transfer",
     "UCF101DataModule": "ucf101",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,37 @@ from PIL import Image
 
 from mmcl_lightning.errors import DataError
 
-__all__ = ["is_tiff", "read_bands"]
+__all__ = ["PictureBytes", "is_tiff", "read_bands"]
 
 _MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two of files above 4 GiB
 
 
-def is_tiff(path: str | Path) -> bool:
+class PictureBytes(io.BytesIO):
+    """The content of a picture file, with the name that messages give it.
+
+    Args:
+        content: The bytes.
+        name: The name.
+    """
+
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(content)
+        self.name: str = name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def is_tiff(path: str | Path | PictureBytes) -> bool:
     """Whether a file begins as a TIFF does."""
+    if isinstance(path, PictureBytes):
+        return path.getvalue()[:4] in _MAGIC
     with open(path, "rb") as file:
         return file.read(4) in _MAGIC
 
 
 def read_bands(
-    path: str | Path, check_size: Callable[[int, int], None], image: Image.Image | None = None
+    path: str | Path | PictureBytes, check_size: Callable[[int, int], None], image: Image.Image | None = None
 ) -> NDArray[Any]:
     """Return the bands of a file as they are, shape ``(K, H, W)``.
 
@@ -48,7 +67,7 @@ def read_bands(
     return values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
 
 
-def _read_tiff(path: str | Path, check_size: Callable[[int, int], None]) -> NDArray[Any]:
+def _read_tiff(path: str | Path | PictureBytes, check_size: Callable[[int, int], None]) -> NDArray[Any]:
     try:
         import tifffile
     except ImportError as error:
@@ -56,6 +75,8 @@ def _read_tiff(path: str | Path, check_size: Callable[[int, int], None]) -> NDAr
             f"the image {path} is a TIFF of bands that Pillow does not read: pip install mmcl-lightning[tiff]"
         ) from error
     try:
+        if isinstance(path, PictureBytes):
+            path.seek(0)  # Pillow has read of it
         with tifffile.TiffFile(path) as file:
             if (pages := _equal_pages(file)) is not None:
                 check_size(*pages[0].shape)

@@ -320,7 +320,7 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
 
     def _train_loader(self, source: Source) -> ResumableDataLoader:
         dataset = self._view_dataset(source)
-        sampler = EpochSampler(dataset, self._world_size, self._rank, seed=self.seed)
+        sampler = self._train_sampler(dataset)
         if self.task == "classify" and sampler.num_samples < 2:  # its only batch would be left out
             raise DataError(
                 "an evaluation needs 2 labelled training images or more on each device, got "
@@ -335,6 +335,10 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
             collate_fn=self._collate(dataset),
             **self._loader_options(),
         )
+
+    def _train_sampler(self, dataset: ViewDataset) -> EpochSampler:
+        """Return what says in which order items are trained on."""
+        return EpochSampler(dataset, self._world_size, self._rank, seed=self.seed)
 
     def _view_dataset(self, source: Source) -> ViewDataset:
         transform = self._transforms()[0]

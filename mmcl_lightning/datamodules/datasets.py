@@ -65,6 +65,7 @@ class ViewDataset(_SourceDataset):
     def __getitem__(self, key: tuple[int, int] | int) -> tuple[list[Tensor], int]:
         # A plain position comes from a foreign sampler, such as the one of Trainer(overfit_batches=...).
         epoch, position = key if isinstance(key, tuple) else (0, key)
+        self.source.seek(epoch, position)
         if self.skip:
             image, target, _ = read_or_replace(self.source, position, self.seed, epoch)
         else:

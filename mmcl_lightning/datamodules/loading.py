@@ -82,6 +82,13 @@ class EpochSampler(DistributedSampler[Any]):
         self.skip = 0
         """Samples of this rank to leave out at the start of the next pass; a resumed loader sets it."""
 
+    def state_of(self, epoch: int, batches: int) -> dict[str, Any]:
+        """Return what else than these two numbers it takes to go on after so many batches; here nothing."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take the state of a loader in, before the next pass."""
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the passes that start from now on."""
         self.epoch = 0 if self.fixed_epoch else epoch
@@ -147,11 +154,15 @@ class ResumableDataLoader(DataLoader[Any]):
             self._delivered += 1
             yield batch
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the number of batches handed out in it."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch and the number of batches handed out in it, and what the sampler adds."""
         epoch, batches = self._pending or (self._epoch, self._delivered)
-        return {"epoch": epoch, "batches": batches}
+        sampler = self.sampler
+        more = sampler.state_of(epoch, batches) if isinstance(sampler, EpochSampler) else {}
+        return {"epoch": epoch, "batches": batches} | more
 
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after ``state_dict["batches"]`` batches if the next pass is in the same epoch."""
         self._pending = (state_dict["epoch"], state_dict["batches"])
+        if isinstance(self.sampler, EpochSampler):
+            self.sampler.load_state(state_dict)

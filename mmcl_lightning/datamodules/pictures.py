@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from mmcl_lightning._options import check_whole, is_number, is_whole
-from mmcl_lightning.datamodules.bands import is_tiff, read_bands
+from mmcl_lightning.datamodules.bands import PictureBytes, is_tiff, read_bands
 from mmcl_lightning.errors import ConfigError, DataError, MMCLError
 from mmcl_lightning.transforms.images import PixelImage, any_size
 
@@ -27,6 +27,8 @@ __all__ = ["PictureReader", "extensions", "is_picture"]
 _NO_PICTURES = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 _MAX_PIXELS = 250_000_000
 _BITS, _SAMPLES_PER_PIXEL, _SAMPLE_FORMAT = 258, 277, 339  # tags of a TIFF
+#: A file, or the content of one.
+PictureFile = str | Path | PictureBytes
 _DEEP = ("I", "F")  # modes of one band with more than 8 bits, 32-bit integers and floats; I;16 besides
 
 
@@ -113,7 +115,7 @@ class PictureReader:
         """Number of channels of the images."""
         return self.channels or (3 if self.bands is None else len(self.bands))
 
-    def __call__(self, path: str | Path) -> PixelImage:
+    def __call__(self, path: PictureFile) -> PixelImage:
         """Read a file.
 
         Args:
@@ -133,7 +135,7 @@ class PictureReader:
             reason = _reason(path, error)
             raise DataError(f"the image {path} cannot be read ({reason}); repair or remove it") from error
 
-    def is_dark_by_depth(self, path: str | Path) -> bool:
+    def is_dark_by_depth(self, path: PictureFile) -> bool:
         """Whether a picture of 16 bits has values below 4096 alone: 12 bits perhaps, and nearly black here.
 
         Args:
@@ -155,7 +157,7 @@ class PictureReader:
             return values.dtype.kind in "iu" and values.itemsize > 1 and 0 < int(values.max()) < 4096
         return False
 
-    def _read(self, path: str | Path) -> PixelImage:
+    def _read(self, path: PictureFile) -> PixelImage:
         try:
             with any_size(), Image.open(path) as image:
                 self._check_size(image.height, image.width, path)
@@ -177,7 +179,7 @@ class PictureReader:
     def _whole_bands(self) -> bool:
         return self.bands is not None or self.depth not in (1, 3)
 
-    def _chosen(self, bands: NDArray[Any], path: str | Path) -> NDArray[Any]:
+    def _chosen(self, bands: NDArray[Any], path: PictureFile) -> NDArray[Any]:
         """Return the bands that become channels, out of all of a file ``(K, H, W)``."""
         count, wanted = len(bands), self.bands
         if wanted is None and not self._whole_bands and count == 1:
@@ -188,23 +190,23 @@ class PictureReader:
             raise DataError(f"the image {path} has {count} bands, counted from 0, and data.bands is {wanted}")
         return bands if wanted is None else bands[list(wanted)]
 
-    def _from_bands(self, bands: NDArray[Any], path: str | Path) -> PixelImage:
+    def _from_bands(self, bands: NDArray[Any], path: PictureFile) -> PixelImage:
         levels = self._to_bytes(self._chosen(bands, path), path)
         if self.depth == 3:
             return Image.fromarray(np.ascontiguousarray(levels.transpose(1, 2, 0)))
         return _to_tensor(levels)
 
-    def _checking(self, path: str | Path) -> Callable[[int, int], None]:
+    def _checking(self, path: PictureFile) -> Callable[[int, int], None]:
         return functools.partial(self._check_size, path=path)
 
-    def _check_size(self, height: int, width: int, path: str | Path) -> None:
+    def _check_size(self, height: int, width: int, path: PictureFile) -> None:
         if width * height > self.max_pixels:
             raise DataError(
                 f"the image {path} has {width} x {height} pixels, more than max_pixels, {self.max_pixels}: "
                 "set data.max_pixels if that is right, or make it smaller"
             )
 
-    def _to_rgb(self, image: Image.Image, path: str | Path) -> Image.Image:
+    def _to_rgb(self, image: Image.Image, path: PictureFile) -> Image.Image:
         if image.mode in _DEEP or image.mode.startswith("I;"):
             return Image.fromarray(self._to_bytes(np.asarray(image), path)).convert("RGB")
         if image.has_transparency_data:
@@ -213,7 +215,7 @@ class PictureReader:
             return Image.alpha_composite(page, above).convert("RGB")
         return image if image.mode == "RGB" else image.convert("RGB")
 
-    def _to_bytes(self, values: NDArray[Any], path: str | Path) -> NDArray[np.uint8]:
+    def _to_bytes(self, values: NDArray[Any], path: PictureFile) -> NDArray[np.uint8]:
         """Return the values of a picture as levels of 8 bits."""
         limits, floats = self.value_range, values.dtype.kind == "f"
         if values.dtype == np.uint8:
@@ -250,10 +252,13 @@ def _upright(image: Image.Image) -> Image.Image:
     return image
 
 
-def _reason(path: str | Path, error: Exception) -> str:
+def _reason(path: PictureFile, error: Exception) -> str:
     """Say in a few words why a file cannot be read."""
     if isinstance(error, UnidentifiedImageError):
-        empty = os.path.exists(path) and os.path.getsize(path) == 0
+        if isinstance(path, PictureBytes):
+            empty = not path.getbuffer().nbytes
+        else:
+            empty = os.path.exists(path) and os.path.getsize(path) == 0
         return "the file is empty" if empty else "it is no picture of a kind that Pillow knows"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -275,14 +280,14 @@ def _is_signed(image: Image.Image) -> bool:
     return 2 in tags.get(_SAMPLE_FORMAT, ()) and 8 in tags.get(_BITS, ())
 
 
-def _deep_colour(path: str | Path) -> str:
+def _deep_colour(path: PictureFile) -> str:
     return (
         f"the image {path} has colours of 16 bits, of which Pillow reads 8: for data.value_range, "
         "data.channels and data.bands convert it to TIFF"
     )
 
 
-def _check_bands(image: Image.Image, path: str | Path) -> None:
+def _check_bands(image: Image.Image, path: PictureFile) -> None:
     """Refuse a picture of which Pillow would show some bands or pages alone."""
     pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
     if pages > 1:  # a smaller second page is a thumbnail
@@ -300,7 +305,7 @@ def _check_bands(image: Image.Image, path: str | Path) -> None:
         raise DataError(_many_bands(path, count, 3))
 
 
-def _many_bands(path: str | Path, count: int, wanted: int) -> str:
+def _many_bands(path: PictureFile, count: int, wanted: int) -> str:
     some = ", ".join(map(str, range(min(count, wanted))))
     return (
         f"the image {path} has {count} bands, expected {wanted}: set data.channels to {count}, or say which "

@@ -54,6 +54,9 @@ class Source(ABC):
         """Return the file of item ``index``, or None where items are not files of their own."""
         return None
 
+    def seek(self, epoch: int, index: int) -> None:  # noqa: B027  # most have nothing to do
+        """Get ready to return item ``index``, the next one of an epoch; a source that reads ahead does it."""
+
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return self.item(index), int(self.targets[index])
 
