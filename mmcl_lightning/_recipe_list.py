@@ -31,7 +31,7 @@ _FOLDERS = {
 _FETCHED = {"CIFAR10DataModule", "CIFAR100DataModule", "STL10DataModule", "TUDataModule"}
 
 
-_INDENT = 21  # columns of the names
+_INDENT = 27  # columns of the names
 _CLOSING = """
 Of these, few_shot and transfer_linear run by mmcl test.
 An evaluation judges the checkpoint of a pretraining, --model.checkpoint PATH.

@@ -37,7 +37,8 @@ class ImageFolderDataModule(ImageDataModule):
     ``root`` holds one of
 
     * ``train/CLASS/...`` and ``test/CLASS/...`` (or ``val``, ``Training``, ``Testing`` and the like), images
-      at any depth; where the test images have no labels, as ``CLASS/...`` alone;
+      at any depth; where the test images have no labels, as ``CLASS/...`` alone; also Tiny-ImageNet's
+      archive, whose ``val/images`` have theirs in ``val/val_annotations.txt``;
     * ``CLASS/...`` alone: the seeded fraction ``holdout`` of each class becomes the test images;
     * images alone, directly in ``root`` or in ``root/train``: they are unlabelled, targets are -1,
       ``num_classes`` is None and ``knn_dataloaders()`` returns None, which switches the readout off. The

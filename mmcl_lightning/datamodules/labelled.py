@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmcl_lightning.datamodules.labels import LabelFile, sorted_names
+from mmcl_lightning.datamodules.labels import LabelFile, read_annotations, sorted_names
 from mmcl_lightning.datamodules.walking import Walk
 from mmcl_lightning.errors import DataError
 
@@ -78,6 +78,8 @@ class ByFolder:
         """Read a split, or the whole folder: class folders with pictures at any depth, or pictures alone."""
         folder = self.place(split) if split else self.top
         pictures, folders = self.walk.entries(folder)
+        if split and not pictures and folders == ["images"]:
+            return self._annotated(folder, split)
         loose = [os.path.join(folder, name) for name in pictures]
         if self.only is not None:
             if lost := sorted(set(self.only) - set(folders)):
@@ -99,6 +101,21 @@ class ByFolder:
             raise self.walk.nothing(folder)
         self.walk.ignored["class folders without a picture"] += len(found) - len(classes) if classes else 0
         return LabelledPictures(classes, loose)
+
+    def _annotated(self, folder: str, split: str) -> LabelledPictures:
+        """Read ``images/NAME`` with their labels in a table beside, as in Tiny-ImageNet, or without any."""
+        paths = list(self.walk.pictures_below(os.path.join(folder, "images")))
+        table = os.path.join(folder, f"{split}_annotations.txt")
+        labels = read_annotations(table) if os.path.isfile(table) else {}
+        self.walk.take(table)
+        found = defaultdict(list)
+        for path in paths:
+            found[labels.pop(os.path.basename(path), "")].append(path)
+        self.walk.ignored[f"rows of {os.path.basename(table)} without a picture"] += len(labels)
+        loose = found.pop("", [])
+        for name in [name for name in found if self.only is not None and name not in self.only]:
+            self.walk.ignored["pictures of classes that class_list does not have"] += len(found.pop(name))
+        return LabelledPictures(dict(found), loose)
 
     def refuse(self, train: str, others: list[str]) -> None:
         """Refuse pictures beside those to train on, where none is held out: there may be no splits at all."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mmcl_lightning.errors import ConfigError, DataError
 
-__all__ = ["LabelFile", "Places", "find_label_file", "sorted_names"]
+__all__ = ["LabelFile", "Places", "find_label_file", "read_annotations", "sorted_names"]
 
 #: Names of columns, in lower case and with underscores, the ones that count most first.
 _COLUMNS = {
@@ -54,6 +54,30 @@ def sorted_names(labels: Iterable[str]) -> list[str]:
         if other != name:
             raise DataError(f"the labels {other!r} and {name!r} are one number: write them alike")
     return [by_value[value] for value in sorted(by_value)]
+
+
+def read_annotations(path: str) -> dict[str, str]:
+    """Return the label of each picture in Tiny-ImageNet's table: name, label and a box, with tabs between.
+
+    Args:
+        path: The table, which has no line of names.
+
+    Raises:
+        DataError: If it cannot be read, a line is no such row, or a picture has several.
+    """
+    labels: dict[str, str] = {}
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}): unpack the official archive again") from error
+    for number, line in enumerate(lines, 1):
+        name, _, rest = line.partition("\t")
+        label = rest.partition("\t")[0].strip()
+        if not label or name in labels:
+            why = f"a second row of {name}" if label else "no name and label with a tab between"
+            raise DataError(f"line {number} of {path} is {why}: unpack the official archive again")
+        labels[name] = label
+    return labels
 
 
 def _plain(name: str) -> str:

@@ -75,7 +75,9 @@ def scan_tree(
             folders or with pictures alone. ``"classes"``: they are classes. ``"flat"``: nothing; all pictures
             at any depth are taken. ``"auto"``: splits where there is a folder ``train``, also in capitals or
             under a similar name; else classes where all pictures are in folders; else flat. A folder that
-            holds nothing but one other folder with folders in it is taken for a wrapping, and entered.
+            holds nothing but one other folder with folders in it is taken for a wrapping, and entered. The
+            pictures of a split that holds nothing but a folder ``images`` have their labels in a table beside
+            it, ``SPLIT_annotations.txt`` as in Tiny-ImageNet's archive, or none.
         labels: ``"folder"``: the class folders that the layout has. ``"none"``: nothing is labelled, and only
             folders of splits mean something. A CSV file: see
             :class:`~mmcl_lightning.datamodules.labels.LabelFile`; its splits, where it has some, take the

@@ -64,6 +64,29 @@ def write_flat(folder: Path, count: int, size: int = 32, suffix: str = "png", se
         Image.fromarray(pixels).save(folder / f"{index:04d}.{suffix}")
 
 
+def write_tiny_imagenet(root: Path, classes: int = 2, per_class: int = 10, val: int = 10) -> list[str]:
+    """Write ``train/WNID/images``, ``val/images`` and their tables, and ``test/images``; return the WNIDs.
+
+    The labels of val go through the classes backwards.
+    """
+    names = [f"n{1443537 + 100 * index:08d}" for index in range(classes)]
+    for seed, name in enumerate(names):
+        for index in range(per_class):
+            _write_image(
+                root / "train" / name / "images" / f"{name}_{index}.JPEG", (64, 64), 100 * seed + index
+            )
+        boxes = "".join(f"{name}_{index}.JPEG\t0\t10\t63\t58\n" for index in range(per_class))
+        (root / "train" / name / f"{name}_boxes.txt").write_text(boxes)
+    for split, count in (("val", val), ("test", 3)):
+        for index in range(count):
+            _write_image(root / split / "images" / f"{split}_{index}.JPEG", (64, 64), 5000 + index)
+    rows = [f"val_{index}.JPEG\t{names[-1 - index % classes]}\t0\t32\t44\t62\n" for index in range(val)]
+    (root / "val" / "val_annotations.txt").write_text("".join(rows))
+    (root / "wnids.txt").write_text("\n".join(names))
+    (root / "words.txt").write_text("n00001740\tentity\n")
+    return names
+
+
 EUROSAT_CLASSES = ("AnnualCrop", "Forest", "Highway", "River", "SeaLake")
 ISIC_CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 #: Findings of the rows of ChestX's file, of which three are of no class of their own.
