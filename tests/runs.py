@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -17,6 +18,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision.datasets import CIFAR10, CIFAR100, STL10
 
 from mmcl_lightning.datamodules import ShapesDataModule, TUDataModule
 from mmcl_lightning.modules import MMCL, MoCo, SimCLR
@@ -72,6 +74,37 @@ def generators(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def expect_files(monkeypatch: pytest.MonkeyPatch, kind: type, sums: dict[str, str]) -> None:
+    """Tell a class of torchvision the MD5 sums of fake files, so that its own check stays in force."""
+    for name in ("train_list", "test_list"):
+        files = [[file, sums[file]] for file, _ in getattr(kind, name)]
+        monkeypatch.setattr(kind, name, files)
+    if (meta := getattr(kind, "meta", None)) is not None:
+        monkeypatch.setattr(kind, "meta", {**meta, "md5": sums[meta["filename"]]})
+
+
+def write_official(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write 16 to 20 training and 10 test images of 32 to 96 pixels, as a data module of images reads them.
+
+    Args:
+        name: Class of the data module, or ``"tiny-imagenet"`` for a folder in that layout.
+        root: Its root.
+        monkeypatch: Tells torchvision the MD5 sums.
+    """
+    fake = generators("fake_images")
+    if name == "CIFAR10DataModule":
+        expect_files(monkeypatch, CIFAR10, fake.write_cifar10(root, per_batch=4, test=10))
+    elif name == "CIFAR100DataModule":
+        expect_files(monkeypatch, CIFAR100, fake.write_cifar100(root, train=16, test=10))
+    elif name == "STL10DataModule":
+        expect_files(monkeypatch, STL10, fake.write_stl10(root, train=16, unlabeled=4, test=10))
+    elif name == "tiny-imagenet":
+        fake.write_tiny_imagenet(root, per_class=8)
+    else:
+        for split, count in (("train", 8), ("val", 5)):
+            fake.write_class_folders(root / split, 2, count, suffix="JPEG")
 
 
 class FlatNet(nn.Module):

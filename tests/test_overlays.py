@@ -15,6 +15,7 @@ from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.ledger import Record
 from mmcl_lightning.recipes import find_recipe, recipe_folder, recipe_names
+from mmcl_lightning.svm import Exact, ProjectedGradient, Solver
 
 ROOT = Path(__file__).parents[1]
 OVERLAYS = sorted(path.stem for path in (recipe_folder() / "overlays").glob("*.yaml"))
@@ -82,11 +83,36 @@ def test_shards_take_the_place_of_a_folder_and_the_rest_stays(capsys: pytest.Cap
 
 
 def test_overlays_are_found_by_name_and_are_no_recipes() -> None:
-    assert OVERLAYS == ["ddp", "slurm", "stream"]
+    assert OVERLAYS == ["ddp", "exact", "large_batch", "projected_gradient", "slurm", "stream"]
     assert find_recipe("overlays/ddp") == str(recipe_folder() / "overlays" / "ddp.yaml")
-    assert [name for name in recipe_names() if "ddp" in name or "slurm" in name or "stream" in name] == []
+    assert not {f"{name}.yaml" for name in OVERLAYS} & {*recipe_names()}
     with pytest.raises(ConfigError, match=r"'overlays/dpp'.*did you mean overlays/ddp\.yaml\?"):
         find_recipe("overlays/dpp")
+
+
+@pytest.mark.parametrize("recipe", ["stl10_mmcl", "imagenet_mmcl_reference"])
+@pytest.mark.parametrize("solver", [Exact(), ProjectedGradient()])
+def test_an_overlay_of_a_solver_has_its_defaults(
+    recipe: str, solver: Solver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also over a recipe that has other options of the same solver."""
+    overlay = {"Exact": "exact", "ProjectedGradient": "projected_gradient"}[type(solver).__name__]
+    config = printed([f"--config={recipe}", f"--config=overlays/{overlay}"], capsys)
+    spec = config["model"]["init_args"]["solver"]
+    assert spec["class_path"] == f"mmcl_lightning.svm.{type(solver).__name__}"
+    assert type(solver)(**spec["init_args"]) == solver
+
+
+def test_a_large_batch_in_chunks(capsys: pytest.CaptureFixture[str]) -> None:
+    """LARS at 0.075 sqrt(batch), 4.8 at 4,096 and here 0.3; the loss sees all images of the batch."""
+    config = printed(["--config=tiny_imagenet_simclr", "--config=overlays/large_batch"], capsys)
+    assert config["data"]["init_args"]["batch_size"] == 4096
+    options = ["--config=overlays/large_batch", "--data.batch_size=16", "--model.chunk_size=4"]
+    main([*SMALL, *options, "--model.warmup=0", "--model.lr_schedule=constant", "--trainer.devices=1"])
+    (path,) = Path("runs").rglob("ledger.json")
+    metrics = Record.read(path).metrics
+    assert [point[3] for point in metrics["train/lr"].curve] == pytest.approx([0.3, 0.3])
+    assert Record.read(path).steps == 2
 
 
 def torchrun(*options: str) -> subprocess.CompletedProcess[str]:

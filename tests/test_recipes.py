@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
-from runs import write_normals, write_tu, write_voc
+from runs import write_normals, write_official, write_tu, write_voc
 
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError
-from mmcl_lightning.recipes import find_recipe, layers, recipe_folder, recipe_names
+from mmcl_lightning.losses import MMCLLoss
+from mmcl_lightning.recipes import find_recipe, layers, read_recipe, recipe_folder, recipe_names
+from mmcl_lightning.svm import ProjectedGradient
 
-#: Options that make any recipe run in a second; the rest is the recipe's own.
+#: Options that make any recipe run in a second; the rest is the recipe's own. The data are rendered, unless
+#: OFFICIAL has the module that reads them.
 SMALL = [
     "--data=mmcl_lightning.datamodules.ShapesDataModule",
     "--data.train_size=16",
@@ -65,6 +70,19 @@ SMALL_DETECTION = [
     "--data.years=[2007]",
     "--data.class_names=[dog,cat]",
 ]
+#: Data modules whose files are made in the official layout, with the options that make them small.
+OFFICIAL = {
+    "CIFAR10DataModule": ["--data.train_subset=16"],  # of 5 files of 4
+    "CIFAR100DataModule": [],
+    "STL10DataModule": [],
+    "ImageFolderDataModule": [
+        "--data.image_size=16",
+        "--data.eval_resize=null",
+        "--data.class_list=null",
+        "--data.train_transform=null",
+        "--data.eval_transform=null",
+    ],
+}
 #: Those that take no step.
 FITTED = ("few_shot.yaml", "folder_logistic.yaml", "transfer_linear.yaml")
 
@@ -75,9 +93,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def data_class(name: str) -> str:
+    """The class of the data module of a recipe, which may be that of its base."""
+    parts = [read_recipe(layer).get("data", {}) for layer in layers(name)]
+    return [part["class_path"] for part in parts if "class_path" in part][-1].rpartition(".")[2]
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name not in FITTED])
-def test_recipe_trains_and_resumes(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipe_trains_and_resumes(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # A recipe saves every so many epochs; this one more checkpoint is there after any.
     saver = {"dirpath": "saved", "filename": "{step}", "every_n_train_steps": 2, "save_top_k": -1}
     evaluates = name.endswith(("_linear.yaml", "_finetune.yaml"))
@@ -91,6 +117,12 @@ def test_recipe_trains_and_resumes(name: str, folder: Path, capsys: pytest.Captu
     if name == "detection_voc.yaml":
         write_voc(folder / "data")
         small = SMALL_DETECTION
+    if (kind := data_class(name)) in OFFICIAL:
+        write_official("tiny-imagenet" if "tiny" in name else kind, folder / "data", monkeypatch)
+        small = [
+            option for option in small if "--data" not in option or "batch" in option or "worker" in option
+        ]
+        small += ["--data.root=data", *OFFICIAL[kind]]
     options = [
         *small,
         "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
@@ -165,6 +197,30 @@ def test_simclr_is_one_experiment_under_two_names(capsys: pytest.CaptureFixture[
         printed.append(yaml.safe_load(capsys.readouterr().out))
         del printed[-1]["trainer"]["logger"]
     assert printed[0] == printed[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "C", "gamma", "step"),
+    [
+        ("cifar100_mmcl_reference", 100.0, {"1": 0.02, "75": 0.2, "125": 2.0}, 1e-3),
+        ("imagenet_mmcl_reference", math.inf, None, "frobenius"),
+        ("imagenet100_mmcl_reference", math.inf, None, "frobenius"),
+    ],
+)
+def test_a_reference_recipe_has_the_published_loss(
+    name: str, C: float, gamma: Any, step: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", name, "--print_config"])
+    options = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]
+    published = MMCLLoss.reference()
+    assert (options["negatives"], options["assume_unit_diag"]) == ("one", True)
+    assert (published.negatives, published.assume_unit_diag) == ("one", True)
+    solver = ProjectedGradient.reference(step_size=step)
+    assert ProjectedGradient(**options["solver"]["init_args"]) == solver
+    assert (options["C"], options["reg"], options["form"], options["symmetric"]) == (C, 0.1, "paper", False)
+    assert options["schedule"] == (gamma and {"kernel.gamma": gamma})
+    assert options["kernel"]["init_args"]["gamma"] == (0.1 if gamma is None else 0.02)
 
 
 def test_a_base_is_looked_for_beside_the_file_that_names_it() -> None:
