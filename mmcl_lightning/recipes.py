@@ -48,8 +48,9 @@ def find_recipe(name: str) -> str:
             return str(shipped)
     nested = sorted(f"{path.parent.name}/{path.name}" for path in recipe_folder().glob("*/*.yaml"))
     known = [recipe.removesuffix(".yaml") for recipe in recipe_names()]
-    near = difflib.get_close_matches(name, [*recipe_names(), *nested], n=1)
-    near = near or difflib.get_close_matches(Path(name).name, recipe_names(), n=1)
+    given = f"{name.removesuffix('.yaml')}.yaml"  # an ending alone is no likeness
+    near = difflib.get_close_matches(given, [*recipe_names(), *nested], n=1)
+    near = near or difflib.get_close_matches(Path(given).name, recipe_names(), n=1)
     raise ConfigError(
         f"no configuration {name!r}, neither as a file (looked in {Path.cwd()}) nor as a recipe"
         + (f"; did you mean {near[0]}?" if near else ".")
