@@ -48,7 +48,7 @@ def find_recipe(name: str) -> str:
             return str(shipped)
     nested = sorted(f"{path.parent.name}/{path.name}" for path in recipe_folder().glob("*/*.yaml"))
     known = [recipe.removesuffix(".yaml") for recipe in recipe_names()]
-    given = f"{name.removesuffix('.yaml')}.yaml"  # an ending alone is no likeness
+    given = f"{name.removesuffix('.yaml')}.yaml"  # or the letters of .yaml count against it
     near = difflib.get_close_matches(given, [*recipe_names(), *nested], n=1)
     near = near or difflib.get_close_matches(Path(given).name, recipe_names(), n=1)
     raise ConfigError(
