@@ -62,7 +62,7 @@ def test_evaluate_resume_validate_and_test(
     record = Record.read(run.parents[1] / "ledger.json")
     assert record.protocols["linear/top1"] == lines[3].split(maxsplit=1)[1]
     assert record.metrics["linear/top1"].last == pytest.approx(result, abs=1e-4)
-    assert record.pretraining["method"] == "MMCL, Inverse"
+    assert record.pretraining["method"] == "MMCL log, Inverse"
 
     (folder / pretrained).parents[1].joinpath("ledger.json").write_text("damaged")
     main([*LINEAR, f"--model.checkpoint={pretrained}", "--trainer.max_epochs=1"])
@@ -171,5 +171,5 @@ def test_the_quick_judge_on_a_folder(
     main(["report", "runs/folder_logistic", "--out", "r.md"])
     text = (folder / "r.md").read_text()
     assert "## Image folder photos, 24 training images\n" in text
-    assert "| logistic regression of MMCL, Inverse | 1 | 1.000 |" in text
+    assert "| logistic regression of MMCL log, Inverse | 1 | 1.000 |" in text
     assert "chosen" not in text, "which is of one run, and would be another column in the next one"

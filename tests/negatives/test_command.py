@@ -32,7 +32,7 @@ def test_from_a_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     main(["fit", *QUICK, "--trainer.max_epochs=1", "--model.C=0.5"])
     capsys.readouterr()
     options = ["--ckpt_path=last", "--model.C=0.5", "--data.test_size=30", "--data.seed=3"]
-    options += ["--images=20", "--queries=3", "--support_vectors=4", "--others=1"]
+    options += ["--images=20", "--queries=3", "--support_vectors=4", "--others=1", "--data.augment=worker"]
     assert main(["negatives", *QUICK, *options, "--out=made/grid.png"]) is None
     shown = capsys.readouterr()
     assert "Wrote made/grid.png, made/grid.json, made/grid.csv" in shown.out

@@ -376,7 +376,7 @@ def test_a_real_run(tmp_path: Path) -> None:
     small = Study("small", options, (Variant("Exact", {"model.solver": "Exact"}),), seeds=(5,))
     assert Sweep(small, tmp_path).run(), next(tmp_path.rglob("output.txt")).read_text()
     found = Record.read(tmp_path / "ledger" / "Exact, seed 5.json")
-    assert (found.label, found.method, found.seed, found.steps) == ("Exact", "MMCL, Exact", 5, 2)
+    assert (found.label, found.method, found.seed, found.steps) == ("Exact", "MMCL log, Exact", 5, 2)
 
     # As a stop leaves it: a checkpoint, and a record that is not of a finished run.
     found.status = "interrupted"
