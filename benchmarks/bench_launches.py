@@ -197,6 +197,7 @@ def training(quick: bool) -> tuple[dict[str, Counter[str]], dict[str, int]]:
                 *("--trainer.callbacks+=bench_launches.StepWaits", f"--data.train_size={12 * size // 8}"),
                 *(f"--data.test_size={size // 4}", f"--data.batch_size={size // 8}", "--data.num_workers=0"),
                 *("--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--readouts.support_vectors=null"),
+                "--trainer.log_every_n_steps=5",
                 f"--trainer.logger.save_dir={folder}",
             ]
         )
