@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
+from mmcl_lightning._cores import available_cores
 from mmcl_lightning._files import free_path, write_csv
 from mmcl_lightning._next import say_next
 from mmcl_lightning._options import check_number, check_whole
@@ -56,7 +57,7 @@ def check_folder(
         ConfigError: If an option is out of range, or ``out`` exists.
         DataError: If the folder has no picture, or is not what its layout or labels say.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     workers = min(cores, 8) if workers is None else workers
     check_whole(1, workers=workers)
     check_number("patience", patience, "> 0")

@@ -61,7 +61,8 @@ def recipes(arguments: list[str]) -> None:
             )
         )
         return
-    for name in recipe_names():
+    names = recipe_names()  # those that need no known data set first
+    for name in sorted(names, key=lambda name: (name != "quickstart.yaml", not name.startswith("folder_"))):
         title, cost = head(name)
         lines = [line for part in (title, data(name), cost) for line in textwrap.wrap(part, 80 - _INDENT)]
         lines[0] = f"{name.removesuffix('.yaml'):<{_INDENT}}{lines[0]}"

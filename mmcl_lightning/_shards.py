@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
+from mmcl_lightning._cores import available_cores
 from mmcl_lightning._files import whole_text
 from mmcl_lightning._next import say_next
 from mmcl_lightning._options import check_installed, check_whole
@@ -59,7 +60,7 @@ def shard_folder(
         DataError: If the folder has no picture, or is not what its layout or labels say.
     """
     check_installed("mmcl shards", "webdataset", "stream", "WebDataset")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     workers = min(cores, 8) if workers is None else workers
     check_whole(1, samples=samples, workers=workers, **({} if size is None else {"size": size}))
     data.setup()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import (
     Checkpoint,
@@ -21,6 +23,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from mmcl_lightning._checkpoints import newest_good, read_checkpoint, runs_folder
+from mmcl_lightning._cores import available_cores
 from mmcl_lightning._files import short_path
 from mmcl_lightning._lightning import fits_processes, has_saved, requeue_in_run_folder
 from mmcl_lightning._messages import class_names
@@ -214,6 +217,8 @@ class MMCLCLI(LightningCLI):
         Lightning's would save at the end of validations alone, perhaps never, and nothing on Ctrl-C.
         """
         self._refuse_untrained()
+        if self.trainer.strategy.root_device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            _share_cores(getattr(self.datamodule, "num_workers", 0), self.trainer.world_size)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         callbacks += [MonitorCheck(), JobMark(self._arguments)]
         for callback in self._config_callbacks():
@@ -342,6 +347,18 @@ def _command_line(kind: type[MMCLCLI], args: list[str] | None, prog: str, run: b
         args=args,
         run=run,
     )
+
+
+def _share_cores(workers: int, processes: int) -> None:
+    """Let torch compute on the cores that loading leaves: more threads than cores wait for each other.
+
+    Args:
+        workers: Loading workers of each process.
+        processes: Processes that train.
+    """
+    left = max(1, available_cores() // processes - workers)
+    if left < torch.get_num_threads():
+        torch.set_num_threads(left)
 
 
 def _last_of_its_kind(callbacks: list[Any]) -> list[Any]:

@@ -24,6 +24,7 @@ from mmcl_lightning._help import command_page, overview
 from mmcl_lightning._messages import filter_warnings, plain_message
 from mmcl_lightning._next import say_next
 from mmcl_lightning._text import say
+from mmcl_lightning.recipes import recipe_names
 from mmcl_lightning.studies import command
 
 __all__ = ["main"]
@@ -152,6 +153,9 @@ def _run(given: list[str]) -> None:
         else:
             say(f"error: {given[0]} needs a recipe\n\n{command_page(given[0])}", file=sys.stderr)
         raise SystemExit(0 if asked else 2)
+    if given[0] in COMMANDS and f"{given[1].removesuffix('.yaml')}.yaml" in recipe_names():
+        say(f"error: give the recipe by its option: mmcl {given[0]} --config {given[1]}", file=sys.stderr)
+        raise SystemExit(2)
     if given[0] == "--version":
         say(f"mmcl {__version__}")
     elif given[0] in TOOLS:

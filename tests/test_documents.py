@@ -42,6 +42,11 @@ def command_lines(tools: bool) -> list[list[str]]:
     before = r"cd \S+ && |.*-e \"?\.\S* && |torchrun [^.]* |srun "
     begin = rf"^(?:{before})?(?:python cli\.py|cli\.py|mmcl|python -m mmcl_lightning) "
     calls = [shlex.split(line[found.end() :]) for line in lines if (found := re.match(begin, line))]
+    calls = [
+        call
+        for call in calls
+        if not any(part.startswith("runs/") and part.endswith(".yaml") for part in call)
+    ]
     return [call for call in calls if (call[0] in TOOLS and call[0] != "negatives") is tools]
 
 

@@ -7,9 +7,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from torchvision.datasets import CIFAR10, CIFAR100, STL10
 
+from mmcl_lightning import _trainer_cli
 from mmcl_lightning._help import command_page, overview
 from mmcl_lightning._recipe_list import _FETCHED, _FOLDERS, data, head
 from mmcl_lightning.cli import COMMANDS, TOOLS, main
@@ -30,6 +32,11 @@ def test_a_command_with_nothing_says_what_to_give(command: str, capsys: pytest.C
     assert said([command], 2, capsys)[1] == f"error: {command} needs a recipe\n\n{page}"
     assert max(map(len, page.splitlines())) <= 80
     assert page.count("\n") < 60
+
+
+def test_a_recipe_without_its_option_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    message = "error: give the recipe by its option: mmcl fit --config quickstart\n"
+    assert said(["fit", "quickstart"], 2, capsys)[1] == message
 
 
 def test_the_page_of_all_options_is_a_command_away(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,3 +110,17 @@ def test_one_recipe_whole(capsys: pytest.CaptureFixture[str]) -> None:
     main(["recipes", "stl10_mmcl"])
     assert "class_path: mmcl_lightning.modules.MMCL" in capsys.readouterr().out
     assert "did you mean stl10_mmcl.yaml?" in said(["recipes", "stl10_mcl"], 1, capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("workers", "processes", "left"), [(0, 1, []), (3, 1, [5]), (1, 2, [3]), (8, 1, [1]), (4, 4, [1])]
+)
+def test_torch_leaves_a_core_to_each_loading_worker(
+    workers: int, processes: int, left: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(_trainer_cli, "available_cores", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    _trainer_cli._share_cores(workers, processes)
+    assert chosen == left

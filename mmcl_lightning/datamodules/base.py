@@ -200,6 +200,10 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
         source = self.splits.pretrain
         needed = (2 if self.keep_last_batch else self.batch_size) * self._world_size
         if needed > len(source):
+            if len(source) < 2 * self._world_size:
+                raise ConfigError(
+                    f"a contrast needs 2 training {self.items} or more on each device, got {len(source)}"
+                )
             devices = f" on each of {self._world_size} devices" if self._world_size > 1 else ""
             raise ConfigError(
                 f"batch_size is {self.batch_size}{devices}, but there are only {len(source)} training images;"

@@ -17,6 +17,7 @@ from mmcl_lightning.errors import DataError
 
 __all__ = ["INDEX", "RawSample", "Shard", "ShardSet", "find_shards", "read_shard"]
 
+_MOST_CLASSES = 10_000_000  # a larger class index is a mistake, and would make as many names
 #: Name of the file beside the shards that says how many samples each holds, as WebDataset's own index does.
 INDEX = "index.json"
 
@@ -89,6 +90,8 @@ def find_shards(root: str, heldout: str | None = None) -> ShardSet:
             f"no shard to train on is at {root}: set --data.root to a folder with .tar files, such as mmcl "
             "shards writes, or to a pattern of them, 'data/train-{000000..000146}.tar'"
         )
+    if heldout is not None and not held:
+        raise DataError(f"no held-out shard is at {heldout}: correct --data.heldout, or leave it out")
     other = index if heldout is None else _Index.beside(heldout)
     return ShardSet(_counted(kept, index), _counted(held, other), index.classes)
 
@@ -135,7 +138,8 @@ def _samples(url: str) -> Iterator[dict[str, Any]]:
 def _raw(sample: dict[str, Any], shard: Shard) -> RawSample:
     name, label = f"{sample['__key__']} in {shard.url}", sample.get("cls", b"-1").strip()
     found = [part for part in sample if f".{part}" in extensions()]
-    target = int(label) if label.isdigit() else -1
+    known = label.isdigit() and len(label) < 9 and int(label) < _MOST_CLASSES
+    target = int(label) if known else -1
     problem = "" if target >= 0 or label == b"-1" else f"has the class {label!r}, expected an index"
     if not found:
         parts = ", ".join(part for part in sample if not part.startswith("__"))
@@ -160,38 +164,62 @@ class _Index:
         folder = folder if _is_url(folder) else os.path.abspath(os.path.expanduser(folder))
         path = f"{folder}/{INDEX}"
         content = _content(path)
-        if not content:
+        if content is None:
             return cls()
         try:
             index = json.loads(content)
             shards = [(str(entry["url"]), entry) for entry in index["shardlist"]]
-            counts = {_name(url): int(entry["nsamples"]) for url, entry in shards}
-        except (KeyError, TypeError, ValueError) as error:
+            counts = {url: int(entry["nsamples"]) for url, entry in shards}
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise DataError(
                 f"{path} is no index of shards, which has a shardlist of url and nsamples"
             ) from error
+        splits = {url: str(entry.get("split", "train")) for url, entry in shards}
+        _check_entries(path, [url for url, _ in shards], splits)
         names = index.get("classes")
         return cls(
-            tuple(url if _is_url(url) else f"{folder}/{url}" for url, _ in shards),
+            tuple(f"{folder}/{url}" for url in counts),
             counts,
-            {_name(url): str(entry.get("split", "train")) for url, entry in shards},
+            splits,
             [str(name) for name in names] if isinstance(names, list) and names else None,
         )
 
 
-def _content(path: str) -> bytes:
-    """Return the bytes of a file or URL, none where it does not exist."""
+def _check_entries(path: str, urls: list[str], splits: dict[str, str]) -> None:
+    """Raise :class:`DataError` unless an index names files beside it, each once.
+
+    An index may come from somebody else, and WebDataset would run a command that stands in the place of a
+    name, or read a file from anywhere.
+    """
+    if not urls:
+        raise DataError(f"{path} names no shard: write it again, or remove it")
+    if wrong := next(
+        (url for url in urls if "/" in url or "\\" in url or ":" in url or url[:1] in "-."), None
+    ):
+        raise DataError(
+            f"{path} names {wrong!r}, expected names of files beside it: give shards that lie elsewhere by a "
+            "pattern, --data.root"
+        )
+    if len(set(urls)) < len(urls):
+        twice = next(url for url in urls if urls.count(url) > 1)
+        raise DataError(f"{path} names {twice} more than once: leave it there once")
+    if unknown := next((split for split in splits.values() if split not in ("train", "test")), None):
+        raise DataError(f"{path} has the split {unknown!r}, expected train or test")
+
+
+def _content(path: str) -> bytes | None:
+    """Return the bytes of a file or URL, None where it does not exist."""
     import webdataset
 
     if path.startswith("pipe:") or (not _is_url(path) and not os.path.isfile(path)):
-        return b""
+        return None
     try:
         with webdataset.gopen(path) as file:
             content: bytes = file.read()
             return content
     except OSError as error:
         if _is_url(path):  # the server has none
-            return b""
+            return None
         raise DataError(f"{path} cannot be read ({error.strerror})") from error
 
 
@@ -204,7 +232,10 @@ def _expand(root: str, index: _Index) -> list[str]:
             return [*index.urls]
         folder = glob.escape(os.path.abspath(os.path.expanduser(root)))
         return sorted(glob.glob(os.path.join(folder, "*.tar")))
-    urls: list[str] = webdataset.shardlists.expand_urls(root)
+    try:
+        urls: list[str] = webdataset.shardlists.expand_urls(root)
+    except ValueError as error:  # braces that are not closed
+        raise DataError(f"{root} is no pattern of shards ({error})") from error
     if _is_url(root):
         return urls
     urls = [os.path.abspath(os.path.expanduser(url)) for url in urls]
@@ -218,18 +249,35 @@ def _counted(urls: list[str], index: _Index) -> tuple[Shard, ...]:
             raise DataError(
                 f"the shard {url} is missing: copy it there, or leave it out of pattern and index"
             )
-    unknown = [url for url in urls if _name(url) not in index.counts]
-    if remote := [url for url in unknown if _is_url(url)]:
+    for url in urls:
+        if not _is_url(url) and url.endswith(".tar"):
+            _check_end(url)
+    unknown = [url for url in urls if not index.counts.get(_name(url))]
+    if remote := [url for url in unknown if _is_url(url) and _name(url) not in index.counts]:
         raise DataError(
             f"how many samples {remote[0]} holds is not known: put an {INDEX} beside the shards, as mmcl "
             "shards and WebDataset's widsindex write it"
         )
-    if unknown:
+    if counted := [url for url in unknown if _name(url) not in index.counts]:
         from lightning.pytorch.utilities import rank_zero_info  # which workers that are spawned lack
 
-        rank_zero_info(f"counting the samples of {len(unknown)} shards, which no {INDEX} names")
-    counts = index.counts | {_name(url): _count(url) for url in unknown}
-    return tuple(Shard(url, counts[_name(url)]) for url in urls)
+        rank_zero_info(f"counting the samples of {len(counted)} shards, which no {INDEX} names")
+    counts = {url: _count(url) for url in unknown if not _is_url(url)}  # also what is said to hold nothing
+    for url in counts:
+        if index.counts.get(_name(url), counts[url]) != counts[url]:
+            raise DataError(
+                f"the shard {url} has {counts[url]} samples, and {INDEX} says 0: write the index again"
+            )
+    return tuple(Shard(url, counts.get(url, index.counts.get(_name(url), 0))) for url in urls)
+
+
+def _check_end(path: str) -> None:
+    """Raise :class:`DataError` unless a tar file ends as one does, with two empty blocks."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - 1024))
+        end = file.read()
+    if len(end) < 1024 or any(end):
+        raise DataError(f"the shard {path} is cut off: copy it again, or remove it")
 
 
 def _count(path: str) -> int:

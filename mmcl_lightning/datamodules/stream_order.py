@@ -144,21 +144,36 @@ class StreamSampler(EpochSampler):
         order = self.order
         passes = list(order.earlier[1]) if order.earlier[0] == epoch else []
         passes.append((order.workers, batches - sum(count for _, count in passes)))
-        return {"processes": order.world_size, "batch_size": order.batch_size, "passes": passes}
+        return self._plan() | {"passes": passes}
+
+    def _plan(self) -> dict[str, int]:
+        """Return what the order of an epoch depends on, but for the number of workers."""
+        order = self.order
+        return {
+            "processes": order.world_size,
+            "batch_size": order.batch_size,
+            "buffer": order.buffer,
+            "seed": order.seed,
+            "samples": int(order.starts[-1]),
+            "shards": len(order.starts) - 1,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Plan the rest of the epoch that a state is of."""
         order = self.order
         passes = [(int(workers), int(count)) for workers, count in state.get("passes", [])]
-        before, now = (state.get("processes"), state.get("batch_size")), (order.world_size, order.batch_size)
-        if before != now and state["batches"]:
+        changed = [
+            f"{name} {state.get(name)}, now {now}"
+            for name, now in self._plan().items()
+            if state.get(name) != now
+        ]
+        if changed and state["batches"]:
             from lightning.pytorch.utilities import rank_zero_warn  # which workers that are spawned lack
 
-            how = f"by {before[0]} processes in batches of {before[1]}" if passes else "from no shards"
+            how = f"with {'; '.join(changed)}" if passes else "from no shards"
             rank_zero_warn(
-                f"the checkpoint stands within an epoch that was read {how}, and now {now[0]} read shards in "
-                f"batches of {now[1]}: some samples of this epoch come twice or not at all; the same as "
-                "before would read those that are left"
+                f"the checkpoint stands within an epoch that was read {how}: some samples of this epoch come "
+                "twice or not at all; the same as before would read those that are left"
             )
             passes = []
         elif passes and passes[-1][0] == order.workers:  # which go on in their own order

@@ -14,7 +14,15 @@ from mmcl_lightning._options import check_installed
 from mmcl_lightning._text import say
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.representations.images import EmbeddedImages
-from mmcl_lightning.representations.maps import METHODS, Method, check_method, draw_map, map_points, sample
+from mmcl_lightning.representations.maps import (
+    METHODS,
+    Method,
+    check_method,
+    check_rows,
+    draw_map,
+    map_points,
+    sample,
+)
 from mmcl_lightning.representations.pictures import Read, add_reading_options, reader_of
 from mmcl_lightning.representations.projector import write_projector
 
@@ -75,6 +83,7 @@ def map_representations(arguments: list[str]) -> None:
         raise ConfigError(f"--out is a picture whose name ends in .png, got {options.out}")
     out = free_path(options.out, options.file.with_suffix(".png"))
     images = EmbeddedImages.read(str(options.file))
+    check_rows(sample(images).h, options.method)
     if options.tensorboard is not None:
         folder = free_path(options.tensorboard, "")
         write_to_tensorboard(images, folder, options.root, reader_of(options) if options.root else None)

@@ -17,7 +17,7 @@ from mmcl_lightning._text import plain
 from mmcl_lightning.errors import DataError, NumericalError
 from mmcl_lightning.representations.images import EmbeddedImages
 
-__all__ = ["METHODS", "Method", "Points", "check_method", "draw_map", "map_points", "sample"]
+__all__ = ["METHODS", "Method", "Points", "check_method", "check_rows", "draw_map", "map_points", "sample"]
 
 Method = Literal["pca", "tsne"]
 METHODS: tuple[Method, ...] = ("pca", "tsne")
@@ -51,6 +51,20 @@ def check_method(method: str) -> None:
         check_installed("a map by t-SNE", "sklearn", "map", "scikit-learn")
 
 
+def check_rows(h: Tensor, method: Method) -> None:
+    """Raise where representations ``(N, F)`` have no map by a method; see :func:`map_points`."""
+    check_method(method)
+    if len(h) < 3:
+        raise DataError(f"a map needs at least 3 images, got {len(h)}")
+    if not h.isfinite().all():
+        raise NumericalError(f"h of row {int((~h.isfinite()).any(dim=1).nonzero()[0])} is not finite")
+    if method == "tsne" and float(normalize(h.double(), dim=1).std(dim=0).amax()) < 1e-9:
+        # scikit-learn's process would end on such points.
+        raise DataError(
+            f"all {len(h)} h are equal, as those of a collapsed network: t-SNE places no such points"
+        )
+
+
 def sample(images: EmbeddedImages) -> EmbeddedImages:
     """Return at most 5,000 of the images, evenly spaced."""
     count = len(images.paths)
@@ -74,12 +88,9 @@ def map_points(h: Tensor, method: Method = "pca") -> Points:
         DataError: If there are fewer than 3 rows.
         NumericalError: If a value is not finite.
     """
-    check_method(method)
-    if len(h) < 3:
-        raise DataError(f"a map needs at least 3 images, got {len(h)}")
-    if not h.isfinite().all():
-        raise NumericalError(f"h of row {int((~h.isfinite()).any(dim=1).nonzero()[0])} is not finite")
-    parts, shares = _principal(normalize(h.double(), dim=1), 2 if method == "pca" else _COMPONENTS)
+    check_rows(h, method)
+    rows = normalize(h.double(), dim=1)
+    parts, shares = _principal(rows, 2 if method == "pca" else _COMPONENTS)
     if method == "pca":
         axes = tuple(f"principal component {i + 1}: {100 * shares[i]:.0f} % of the variance" for i in (0, 1))
         return Points(parts.float(), axes, f"PCA, {100 * sum(shares[:2]):.0f} % of the variance")  # type: ignore[arg-type]

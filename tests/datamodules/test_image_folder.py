@@ -154,7 +154,7 @@ def test_unknown_test_class(tmp_path: Path, fake: ModuleType) -> None:
 
 def test_one_image_is_too_few(tmp_path: Path, fake: ModuleType) -> None:
     fake.write_flat(tmp_path, 1)
-    with pytest.raises(ConfigError, match="batch_size is 4, but there are only 1 training images"):
+    with pytest.raises(ConfigError, match="needs 2 training images or more on each device, got 1"):
         folder(tmp_path).train_dataloader()
 
 

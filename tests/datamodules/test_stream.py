@@ -215,17 +215,24 @@ def numbers_of(loader: Any) -> Iterator[list[int]]:
 
 
 def test_other_processes_within_an_epoch_are_warned_of(shards: Path) -> None:
-    state = {"epoch": 0, "batches": 3, "processes": 2, "batch_size": 4, "passes": [[1, 3]]}
     loader = stream(shards).train_dataloader()
-    with pytest.warns(
-        UserWarning, match="read by 2 processes in batches of 4, and now 1 read .* come twice or"
-    ):
+    state = loader.state_dict() | {"epoch": 0, "batches": 3, "processes": 2, "passes": [[1, 3]]}
+    with pytest.warns(UserWarning, match="read with processes 2, now 1: .* come twice or not at all"):
         loader.load_state_dict(state)
-    with pytest.warns(
-        UserWarning, match="within an epoch that was read from no shards, and now 1 read shards"
-    ):
+    with pytest.warns(UserWarning, match="within an epoch that was read from no shards"):
         loader.load_state_dict({"epoch": 0, "batches": 3})  # of a run on a folder
     assert len(numbers(loader)) == 22 - 3
+
+
+@pytest.mark.parametrize("changes", [{"buffer": 3}, {"seed": 5}, {"batch_size": 8}])
+def test_another_plan_within_an_epoch_is_warned_of(shards: Path, changes: dict[str, Any]) -> None:
+    loader = stream(shards).train_dataloader()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    again = stream(shards, **changes).train_dataloader()
+    with pytest.warns(UserWarning, match=f"{next(iter(changes))} .*, now .* come twice or not at all"):
+        again.load_state_dict(state)
 
 
 def test_seen_samples_are_not_decoded_and_their_shards_not_opened(
@@ -238,7 +245,7 @@ def test_seen_samples_are_not_decoded_and_their_shards_not_opened(
         return read_shard(shard)
 
     data = stream(shards, buffer=1)
-    state = {"epoch": 0, "batches": 17, "processes": 1, "batch_size": 4, "passes": [[1, 17]]}
+    state = data.train_dataloader().state_dict() | {"epoch": 0, "batches": 17, "passes": [[1, 17]]}
     loader = data.train_dataloader()
     loader.load_state_dict(state)
     monkeypatch.setattr("mmcl_lightning.datamodules.streaming.read_shard", noting)
@@ -362,6 +369,64 @@ def test_patterns_folders_and_foreign_shards(copy: Path) -> None:
     assert stream(copy, heldout=f"{copy}/test-*.tar").class_names == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (
+            {"url": "pipe:touch made; cat train-000000.tar", "nsamples": 1},
+            "expected names of files beside it",
+        ),
+        ({"url": "../train-000000.tar", "nsamples": 1}, "expected names of files beside it"),
+        ({"url": "http://elsewhere/x.tar", "nsamples": 1}, "expected names of files beside it"),
+        ({"url": "new.tar", "nsamples": 1, "split": "val"}, "the split 'val', expected train or test"),
+        ({"url": "new.tar", "nsamples": float("inf")}, "no index of shards"),
+        (None, "more than once"),
+    ],
+)
+def test_an_index_names_files_beside_it_and_runs_nothing(
+    entry: dict[str, Any] | None, said: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(copy)
+    index = json.loads((copy / "index.json").read_text())
+    index["shardlist"].append(index["shardlist"][0] if entry is None else entry)
+    (copy / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=said):
+        stream(copy).setup()
+    assert not (copy / "made").exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"shardlist": []}', "[" * 100_000])
+def test_an_index_that_is_none_is_refused(content: str, copy: Path) -> None:
+    (copy / "index.json").write_text(content)
+    with pytest.raises(DataError, match=r"index\.json (is no index of shards|names no shard)"):
+        stream(copy).setup()
+
+
+def test_a_count_of_zero_is_checked(copy: Path) -> None:
+    index = json.loads((copy / "index.json").read_text())
+    index["shardlist"][0]["nsamples"] = 0
+    (copy / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match="says 0: write the index again"):
+        stream(copy).setup()
+
+
+def test_a_shard_cut_between_members_is_refused_without_an_index_too(copy: Path) -> None:
+    (copy / "index.json").unlink()
+    path = sorted(copy.glob("train-*.tar"))[0]
+    with tarfile.open(path) as file:
+        end = file.getmembers()[3].offset
+    path.write_bytes(path.read_bytes()[:end])
+    with pytest.raises(DataError, match="is cut off: copy it again"):
+        stream(copy).setup()
+
+
+def test_held_out_shards_that_are_not_there_are_an_error(copy: Path) -> None:
+    with pytest.raises(DataError, match=r"no held-out shard is at .*nope-\*\.tar: correct --data.heldout"):
+        stream(copy, heldout=str(copy / "nope-*.tar")).setup()
+    with pytest.raises(DataError, match="is no pattern of shards"):
+        stream(str(copy / "train-{000000..000001.tar")).setup()
+
+
 def add(path: Path, **members: bytes) -> None:
     """Write a shard with one sample for each argument ``KEY__KIND``."""
     with tarfile.open(path, "w") as file:
@@ -384,7 +449,7 @@ def test_an_empty_shard_is_said_and_a_missing_one_refused(copy: Path) -> None:
     assert "without a sample: 1 shard" in data.description()
     assert len(set(flat(epoch(data)))) == 80
     (copy / "train-000004.tar").write_bytes(b"")
-    with pytest.raises(DataError, match=r"train-000004\.tar cannot be read \(empty file\): copy it again"):
+    with pytest.raises(DataError, match=r"train-000004\.tar is cut off: copy it again"):
         find_shards(str(copy), None)
     with pytest.raises(DataError, match=r"train-000009\.tar is missing: copy it there"):
         find_shards(f"{copy}/train-{{000000..000009}}.tar", None)
@@ -400,6 +465,9 @@ def test_a_shard_that_is_cut_off_or_not_that_of_the_index_is_refused(copy: Path)
     shard = copy / "train-000003.tar"
     content = shard.read_bytes()
     shard.write_bytes(content[:6000])
+    with pytest.raises(DataError, match=r"train-000003\.tar is cut off: copy it again"):
+        epoch(stream(copy, on_bad_image="skip"))
+    shard.write_bytes(content[:6000] + bytes(1024))  # with the end of a whole one
     with pytest.raises(DataError, match=r"train-000003\.tar (cannot be read after \d of 10|has \d) samples"):
         epoch(stream(copy, on_bad_image="skip"))
     add(shard, a__png=png(3), a__cls=b"0")

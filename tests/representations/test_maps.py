@@ -188,3 +188,8 @@ def test_without_matplotlib(
     monkeypatch.setattr(command, "draw_map", lambda *given: False)
     command.write_map(EmbeddedImages.read("out.npz"), file, "pca", Path("m.png"))
     assert capsys.readouterr().out == 'no map: it needs matplotlib, pip install "mmcl-lightning[map]"\n'
+
+
+def test_equal_representations_have_no_map_by_tsne() -> None:
+    with pytest.raises(DataError, match="all 20 h are equal, as those of a collapsed network"):
+        map_points(torch.ones(20, 4), "tsne")
