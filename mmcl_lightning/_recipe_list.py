@@ -14,7 +14,7 @@ from typing import Any
 
 from mmcl_lightning._next import say_next
 from mmcl_lightning._text import say
-from mmcl_lightning.recipes import find_recipe, layers, read_recipe, recipe_names
+from mmcl_lightning.recipes import find_recipe, layers, read_recipe, recipe_folder, recipe_names
 
 __all__ = ["recipes"]
 
@@ -63,8 +63,9 @@ def recipes(arguments: list[str]) -> None:
         return
     names = recipe_names()  # those that need no known data set first
     for name in sorted(names, key=lambda name: (name != "quickstart.yaml", not name.startswith("folder_"))):
-        title, cost = head(name)
-        lines = [line for part in (title, data(name), cost) for line in textwrap.wrap(part, 80 - _INDENT)]
+        shipped = str(recipe_folder() / name)  # and not a file of that name in the current folder
+        title, cost = head(shipped)
+        lines = [line for part in (title, data(shipped), cost) for line in textwrap.wrap(part, 80 - _INDENT)]
         lines[0] = f"{name.removesuffix('.yaml'):<{_INDENT}}{lines[0]}"
         say(f"\n{' ' * _INDENT}".join(lines))
     say(_CLOSING)
