@@ -143,17 +143,23 @@ def _duplicates(images: EmbeddedImages, pairs: Tensor, values: Tensor) -> list[t
     for (first, second), value in zip(pairs.tolist(), values.tolist(), strict=True):
         splits = images.splits[first], images.splits[second]
         rows.append((images.paths[first], images.paths[second], f"{value:.6f}", *splits))
-    return sorted(rows, key=lambda row: row[3] == row[4])  # stable: by similarity within
+    return sorted(rows, key=lambda row: not _across(row))  # stable: by similarity within
+
+
+def _across(row: tuple[Any, ...]) -> bool:
+    """Whether a pair is of two splits; an image that is searched for has none."""
+    return "" not in row[3:5] and row[3] != row[4]
 
 
 def _say(rows: list[tuple[Any, ...]], of: str, threshold: float) -> None:
     """Print how many pairs may be near duplicates, and the first."""
-    across = sum(row[3] != row[4] for row in rows)
+    across = sum(map(_across, rows))
     said = f", {across} of them across splits" if across else ""
     say(f"{len(rows)} pairs of {of} have a cosine similarity of {threshold} or more{said}: near duplicates,")
     say("  where that is far above the median of an image and its nearest, which a weak network raises")
-    for first, second, value, *splits in rows[:_SHOWN]:
-        where = f" ({' and '.join(splits)})" if splits[0] != splits[1] else ""
+    for row in rows[:_SHOWN]:
+        first, second, value, *splits = row
+        where = f" ({' and '.join(splits)})" if _across(row) else ""
         say(plain(f"  {value} {first} {second}{where}"))
     if len(rows) > _SHOWN:
         say(f"  ... and {len(rows) - _SHOWN} more")

@@ -64,6 +64,8 @@ def test_a_copy_finds_its_original_and_no_other_query(
     assert found[4][2:] == ["3.png", "1.000000"]
     assert {row[2] for row in found} <= {f"{index}.png" for index in range(6)}
     said = capsys.readouterr().out
+    assert "have a cosine similarity" in said
+    assert "across splits" not in said, "an image that is searched for is of no split"
     assert said.endswith("Wrote neighbours.csv, neighbours.duplicates.csv, n.png\nnext: look at n.png\n")
     assert "unlabelled" not in said, "how a temporary folder was read is nobody's business"
 
