@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections import Counter
 from pathlib import Path
@@ -16,19 +15,18 @@ from mmcl_lightning._cores import available_cores
 from mmcl_lightning._files import free_path, write_csv
 from mmcl_lightning._next import say_next
 from mmcl_lightning._options import check_number, check_whole
-from mmcl_lightning._parser import RecipeParser
+from mmcl_lightning._parser import folder_options
 from mmcl_lightning._text import plain, say
-from mmcl_lightning.datamodules import ImageDataModule, ImageFolderDataModule, SSLDataModule
+from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.datamodules.checking import Finding, check_pictures
 from mmcl_lightning.datamodules.tree import scan_tree
-from mmcl_lightning.errors import ConfigError
 
 __all__ = ["check_data", "check_folder"]
 
 #: Options of the data that decide which files are read, and how.
 _READING = {
-    "background", "bands", "channels", "kwargs", "label_columns", "labels", "layout", "max_pixels",
-    "root", "value_range",
+    "background", "bands", "channels", "label_columns", "labels", "layout", "max_pixels",
+    "value_range",
 }  # fmt: skip
 _SHOWN = 10  # files of a problem on the terminal
 _PROBLEMS = {
@@ -57,8 +55,7 @@ def check_folder(
         ConfigError: If an option is out of range, or ``out`` exists.
         DataError: If the folder has no picture, or is not what its layout or labels say.
     """
-    cores = available_cores()
-    workers = min(cores, 8) if workers is None else workers
+    workers = min(available_cores(), 8) if workers is None else workers
     check_whole(1, workers=workers)
     check_number("patience", patience, "> 0")
     table = None if out is None else free_path(out, "")
@@ -91,25 +88,11 @@ def check_data(arguments: list[str]) -> None:
     Raises:
         SystemExit: With code 1 if a picture is damaged or empty.
     """
-    parser = RecipeParser(
-        prog="mmcl check-data",
-        description="Read every picture of a folder as a run would, and list those that are damaged, empty, "
-        "duplicates or odd. The code is 1 if one is damaged or empty.",
+    description = (
+        "Read every picture of a folder as a run would, and list those that are damaged, empty, "
+        "duplicates or odd. The code is 1 if one is damaged or empty."
     )
-    known = {
-        name
-        for kind in (ImageFolderDataModule, ImageDataModule, SSLDataModule)
-        for name in inspect.signature(kind).parameters
-    }
-    parser.add_argument("root", metavar="ROOT", help="the folder")
-    parser.add_function_arguments(check_folder, skip={"data"})
-    parser.add_class_arguments(ImageFolderDataModule, "data", skip=known - _READING)
-    parser.link_arguments("root", "data.root")
-    parsed = parser.parse_args(arguments)
-    if not parsed.root:
-        raise ConfigError("ROOT is empty: give the folder of the pictures, . for this one")
-    options = parser.instantiate_classes(parsed)
-    del options["root"]
+    options = folder_options("mmcl check-data", description, check_folder, _READING, arguments)
     if not check_folder(**options):
         raise SystemExit(1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mmcl_lightning._cores import available_cores
 from mmcl_lightning._next import say_next
 from mmcl_lightning._options import check_choice, check_installed, check_whole
 from mmcl_lightning._text import say
@@ -41,7 +41,7 @@ def flow(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.workers is not None:
         check_whole(1, workers=options.workers)
-    workers = options.workers or os.cpu_count() or 1
+    workers = options.workers or available_cores()
     say(make_flow(Path(options.root), options.method, workers))
     say_next("flow", root=options.root)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,9 +13,11 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from mmcl_lightning._messages import main_message, unknown_arguments
 from mmcl_lightning._text import plain_lines
+from mmcl_lightning.datamodules import ImageDataModule, ImageFolderDataModule, SSLDataModule
+from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.recipes import find_recipe, layers, read_recipe
 
-__all__ = ["RecipeFile", "RecipeParser"]
+__all__ = ["RecipeFile", "RecipeParser", "folder_options"]
 
 
 class RecipeFile(ActionConfigFile):
@@ -56,3 +60,36 @@ class RecipeParser(LightningArgumentParser):
             if message.lower().startswith("unrecognized arguments"):
                 message = unknown_arguments(message, self._option_string_actions)
         super().error(plain_lines(message), ex)
+
+
+def folder_options(
+    prog: str, description: str, command: Callable[..., Any], kept: set[str], arguments: list[str]
+) -> dict[str, Any]:
+    """Return what a command on a folder of pictures is called with, its data module as ``data``.
+
+    Args:
+        prog: What messages call the command.
+        description: What it does.
+        command: The function; its arguments but ``data`` are options.
+        kept: Options of an image folder that it has as ``--data.*``.
+        arguments: What stands after the command's name on the command line.
+
+    Raises:
+        ConfigError: If the folder is an empty text.
+    """
+    known = {
+        name
+        for kind in (ImageFolderDataModule, ImageDataModule, SSLDataModule)
+        for name in inspect.signature(kind).parameters
+    }
+    parser = RecipeParser(prog=prog, description=description)
+    parser.add_argument("root", metavar="FOLDER", help="the folder")
+    parser.add_function_arguments(command, skip={"data"})
+    parser.add_class_arguments(ImageFolderDataModule, "data", skip=known - {*kept, "kwargs", "root"})
+    parser.link_arguments("root", "data.root")
+    parsed = parser.parse_args(arguments)
+    if not parsed.root:
+        raise ConfigError("FOLDER is empty: give the folder of the pictures, . for this one")
+    options: dict[str, Any] = dict(parser.instantiate_classes(parsed))
+    del options["root"]
+    return options

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
 from pathlib import Path
@@ -19,9 +18,9 @@ from mmcl_lightning._cores import available_cores
 from mmcl_lightning._files import whole_text
 from mmcl_lightning._next import say_next
 from mmcl_lightning._options import check_installed, check_whole
-from mmcl_lightning._parser import RecipeParser
+from mmcl_lightning._parser import folder_options
 from mmcl_lightning._text import say
-from mmcl_lightning.datamodules import ImageDataModule, ImageFolderDataModule, SSLDataModule
+from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.datamodules.shard_writing import Entry, ShardPlan, write_shards
 from mmcl_lightning.datamodules.shards import INDEX
 from mmcl_lightning.datamodules.sources import Source
@@ -30,7 +29,7 @@ from mmcl_lightning.errors import ConfigError
 __all__ = ["shard_folder", "shards"]
 
 #: Options of the data that decide which pictures there are, and in which split.
-_LISTING = {"class_list", "holdout", "kwargs", "label_columns", "labels", "layout", "root", "seed"}
+_LISTING = {"class_list", "holdout", "label_columns", "labels", "layout", "seed"}
 _BEGUN = "unfinished.json"  # what a run was asked for, until it has come to its end
 
 
@@ -60,8 +59,7 @@ def shard_folder(
         DataError: If the folder has no picture, or is not what its layout or labels say.
     """
     check_installed("mmcl shards", "webdataset", "stream", "WebDataset")
-    cores = available_cores()
-    workers = min(cores, 8) if workers is None else workers
+    workers = min(available_cores(), 8) if workers is None else workers
     check_whole(1, samples=samples, workers=workers, **({} if size is None else {"size": size}))
     data.setup()
     splits = {"train": data.splits.pretrain} | (
@@ -95,25 +93,11 @@ def shards(arguments: list[str]) -> None:
     Args:
         arguments: What stands after ``shards`` on the command line.
     """
-    parser = RecipeParser(
-        prog="mmcl shards",
-        description="Write the pictures of a folder into shards of WebDataset, for StreamDataModule. What "
-        "was broken off goes on with the same command.",
+    description = (
+        "Write the pictures of a folder into shards of WebDataset, for StreamDataModule. What "
+        "was broken off goes on with the same command."
     )
-    known = {
-        name
-        for kind in (ImageFolderDataModule, ImageDataModule, SSLDataModule)
-        for name in inspect.signature(kind).parameters
-    }
-    parser.add_argument("root", metavar="FOLDER", help="the folder")
-    parser.add_function_arguments(shard_folder, skip={"data"})
-    parser.add_class_arguments(ImageFolderDataModule, "data", skip=known - _LISTING)
-    parser.link_arguments("root", "data.root")
-    parsed = parser.parse_args(arguments)
-    if not parsed.root:
-        raise ConfigError("FOLDER is empty: give the folder of the pictures, . for this one")
-    options = parser.instantiate_classes(parsed)
-    del options["root"]
+    options = folder_options("mmcl shards", description, shard_folder, _LISTING, arguments)
     shard_folder(**options)
 
 

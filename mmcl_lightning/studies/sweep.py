@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcl_lightning._checkpoints import has_good
+from mmcl_lightning._cores import available_cores
 from mmcl_lightning._files import whole_text
 from mmcl_lightning._options import check_whole
 from mmcl_lightning._text import say
@@ -179,7 +180,7 @@ class Sweep:
         folder.mkdir(parents=True, exist_ok=True)
         with whole_text(folder / "arguments.json") as file:
             file.write(json.dumps(self._arguments(run)) + "\n")
-        threads = max(1, (os.cpu_count() or 1) // self.parallel)
+        threads = max(1, available_cores() // self.parallel)
         environment = dict(os.environ)
         if not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & environment.keys():
             environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

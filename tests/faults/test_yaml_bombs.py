@@ -82,4 +82,4 @@ def test_large_numbers_of_images_are_told_apart() -> None:
 def test_an_empty_folder_name_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["check-data", ""])
-    assert "ROOT is empty" in capsys.readouterr().err
+    assert "FOLDER is empty" in capsys.readouterr().err

@@ -223,7 +223,7 @@ def test_threads_of_a_run(
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("mmcl_lightning.studies.sweep.available_cores", lambda: 2)
     sweep = Lasting(study(tmp_path, TEXT.split("  ours:")[0] + "  a:\n"), tmp_path / "runs", parallel=2)
     show = f"import os; print([os.environ.get(name) for name in {names}])"
     monkeypatch.setattr(sweep, "_command", lambda run: [sys.executable, "-c", show])
