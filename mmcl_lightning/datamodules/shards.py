@@ -17,7 +17,7 @@ from mmcl_lightning.errors import DataError
 
 __all__ = ["INDEX", "RawSample", "Shard", "ShardSet", "find_shards", "read_shard"]
 
-_MOST_CLASSES = 10_000_000  # a larger class index is a mistake, and would make as many names
+_DIGITS = 7  # of a class index; a longer one is a mistake, and would make as many names
 #: Name of the file beside the shards that says how many samples each holds, as WebDataset's own index does.
 INDEX = "index.json"
 
@@ -79,11 +79,10 @@ def find_shards(root: str, heldout: str | None = None) -> ShardSet:
         DataError: If there is none, one is missing or damaged, or a URL has no index.
     """
     index = _Index.beside(root)
+    other = index if heldout is None else _Index.beside(heldout)
     urls = _expand(root, index)
     test = {url for url in urls if index.splits.get(_name(url)) == "test"}
-    held = (
-        [url for url in urls if url in test] if heldout is None else _expand(heldout, _Index.beside(heldout))
-    )
+    held = [url for url in urls if url in test] if heldout is None else _expand(heldout, other)
     kept = [url for url in urls if url not in {*test, *held}]
     if not kept:
         raise DataError(
@@ -92,7 +91,6 @@ def find_shards(root: str, heldout: str | None = None) -> ShardSet:
         )
     if heldout is not None and not held:
         raise DataError(f"no held-out shard is at {heldout}: correct --data.heldout, or leave it out")
-    other = index if heldout is None else _Index.beside(heldout)
     return ShardSet(_counted(kept, index), _counted(held, other), index.classes)
 
 
@@ -138,9 +136,10 @@ def _samples(url: str) -> Iterator[dict[str, Any]]:
 def _raw(sample: dict[str, Any], shard: Shard) -> RawSample:
     name, label = f"{sample['__key__']} in {shard.url}", sample.get("cls", b"-1").strip()
     found = [part for part in sample if f".{part}" in extensions()]
-    known = label.isdigit() and len(label) < 9 and int(label) < _MOST_CLASSES
-    target = int(label) if known else -1
-    problem = "" if target >= 0 or label == b"-1" else f"has the class {label!r}, expected an index"
+    target = int(label) if label.isdigit() and len(label) <= _DIGITS else -1
+    problem = ""
+    if target < 0 and label != b"-1":
+        problem = f"has the class {label[:20]!r}, expected an index of at most {_DIGITS} digits"
     if not found:
         parts = ", ".join(part for part in sample if not part.startswith("__"))
         problem = f"holds no picture, but {parts}"
@@ -160,6 +159,8 @@ class _Index:
     @classmethod
     def beside(cls, root: str) -> _Index:
         """Read the index in a folder or URL, or beside the shards of a pattern."""
+        if root.startswith("pipe:"):  # which WebDataset would hand to a shell
+            raise DataError(f"{root} is a command: give shards as a folder, a pattern of files or a URL")
         folder = os.path.dirname(root) or "." if _is_pattern(root) else root.rstrip("/") or "/"
         folder = folder if _is_url(folder) else os.path.abspath(os.path.expanduser(folder))
         path = f"{folder}/{INDEX}"
@@ -211,7 +212,7 @@ def _content(path: str) -> bytes | None:
     """Return the bytes of a file or URL, None where it does not exist."""
     import webdataset
 
-    if path.startswith("pipe:") or (not _is_url(path) and not os.path.isfile(path)):
+    if not _is_url(path) and not os.path.isfile(path):
         return None
     try:
         with webdataset.gopen(path) as file:
@@ -305,4 +306,4 @@ def _is_pattern(root: str) -> bool:
 
 
 def _is_url(root: str) -> bool:
-    return "://" in root or root.startswith("pipe:")
+    return "://" in root

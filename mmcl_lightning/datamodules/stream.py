@@ -52,7 +52,7 @@ class StreamDataModule(ImageFolderDataModule):
 
     Args:
         root: A folder with shards or its URL; or the shards as a pattern with braces or wildcards, such as
-            ``data/train-{000000..000146}.tar``, a path, a URL or a command as WebDataset takes them.
+            ``data/train-{000000..000146}.tar``, a path or a URL.
         heldout: Held-out shards as such a pattern; None for those that the index calls test, if any.
         labelled: A folder of labelled images, as :class:`ImageFolderDataModule` reads it, which gives bank
             and queries; ``holdout``, ``layout``, ``labels``, ``label_columns`` and ``class_list`` are of it.

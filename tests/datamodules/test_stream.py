@@ -423,6 +423,9 @@ def test_a_shard_cut_between_members_is_refused_without_an_index_too(copy: Path)
 def test_held_out_shards_that_are_not_there_are_an_error(copy: Path) -> None:
     with pytest.raises(DataError, match=r"no held-out shard is at .*nope-\*\.tar: correct --data.heldout"):
         stream(copy, heldout=str(copy / "nope-*.tar")).setup()
+    with pytest.raises(DataError, match="is a command: give shards as a folder"):
+        stream(f"pipe:touch {copy}/made; cat {copy}/train-000000.tar").setup()
+    assert not (copy / "made").exists()
     with pytest.raises(DataError, match="is no pattern of shards"):
         stream(str(copy / "train-{000000..000001.tar")).setup()
 
