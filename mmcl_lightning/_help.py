@@ -30,7 +30,7 @@ _OPTIONS = """\
 recipe
   --config NAME                 a recipe (mmcl recipes) or a YAML file; several
                                 are laid over each other
-  --print_config                all options with their values, and end
+  --print_config                show all options with their values
   --ckpt_path PATH              checkpoint to go on from or to judge; last is
                                 the newest of the recipe's runs
 model

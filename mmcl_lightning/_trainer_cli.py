@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -212,13 +213,14 @@ class MMCLCLI(LightningCLI):
                 say(f"model.{name}: {differs}", file=sys.stderr)
 
     def before_fit(self) -> None:
-        """Replace Lightning's own checkpoint where a list of callbacks has taken away the recipe's.
+        """Share out the cores, and replace Lightning's own checkpoint where the recipe's is gone.
 
-        Lightning's would save at the end of validations alone, perhaps never, and nothing on Ctrl-C.
+        A list of callbacks takes the recipe's away. Lightning's would save at the end of validations alone,
+        perhaps never, and nothing on Ctrl-C.
         """
         self._refuse_untrained()
         if self.trainer.strategy.root_device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-            _share_cores(getattr(self.datamodule, "num_workers", 0), self.trainer.world_size)
+            _share_cores(getattr(self.datamodule, "num_workers", 0), self.trainer.num_devices)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         callbacks += [MonitorCheck(), JobMark(self._arguments)]
         for callback in self._config_callbacks():
@@ -350,15 +352,19 @@ def _command_line(kind: type[MMCLCLI], args: list[str] | None, prog: str, run: b
 
 
 def _share_cores(workers: int, processes: int) -> None:
-    """Let torch compute on the cores that loading leaves: more threads than cores wait for each other.
+    """Leave up to half of the cores to loading: threads of torch and workers on one core wait for each other.
 
     Args:
         workers: Loading workers of each process.
-        processes: Processes that train.
+        processes: Processes of this machine that train.
     """
-    left = max(1, available_cores() // processes - workers)
-    if left < torch.get_num_threads():
-        torch.set_num_threads(left)
+    cores = max(1, available_cores() // processes)
+    threads = cores - min(workers, cores // 2)
+    if threads < torch.get_num_threads():
+        torch.set_num_threads(threads)
+        rank_zero_info(
+            f"torch computes on {threads} of {cores} cores, the rest load; OMP_NUM_THREADS=N sets it"
+        )
 
 
 def _last_of_its_kind(callbacks: list[Any]) -> list[Any]:

@@ -113,7 +113,7 @@ def test_one_recipe_whole(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "processes", "left"), [(0, 1, []), (3, 1, [5]), (1, 2, [3]), (8, 1, [1]), (4, 4, [1])]
+    ("workers", "processes", "left"), [(0, 1, []), (3, 1, [5]), (1, 2, [3]), (8, 1, [4]), (4, 4, [1])]
 )
 def test_torch_leaves_a_core_to_each_loading_worker(
     workers: int, processes: int, left: list[int], monkeypatch: pytest.MonkeyPatch
