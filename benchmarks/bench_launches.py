@@ -230,9 +230,8 @@ STEP_BEFORE = {
     "readouts/_online_classifier.py: _follow": 1,
     "fabric/utilities/apply_func.py: to_item": 1,
 }
-LOGGED = """A step between two log points waits for nothing. In a logged step the waits come together, once
-the step is done: the first one waits for the device, the others find it idle and cost a copy of a few bytes
-each. Two of them are Lightning's own, for the loggers and the progress bar.
+LOGGED = """A step between two log points waits for nothing. Of the waits of a logged step two are
+Lightning's own, for the loggers and the progress bar.
 """
 NOTES = """*Launches*: operations that compute something. *Waits*: operations for which the host waits for
 the device. *Products*: of a matrix (B, n), or of several stacked, with the kernel matrix or its inverse.

@@ -41,10 +41,11 @@ def command_lines(tools: bool) -> list[list[str]]:
     lines = [line.split("#")[0].strip() for block in blocks("bash") for line in block.splitlines()]
     before = r"cd \S+ && |.*-e \"?\.\S* && |torchrun [^.]* |srun "
     begin = rf"^(?:{before})?(?:python cli\.py|cli\.py|mmcl|python -m mmcl_lightning) "
+    lines = [re.sub(r"\$\w+", "2", line) for line in lines]  # what the shell fills in
     calls = [shlex.split(line[found.end() :]) for line in lines if (found := re.match(begin, line))]
     calls = [
         call
-        for call in calls
+        for call in calls  # not with the config.yaml of a run, which is not here
         if not any(part.startswith("runs/") and part.endswith(".yaml") for part in call)
     ]
     return [call for call in calls if (call[0] in TOOLS and call[0] != "negatives") is tools]
@@ -78,13 +79,8 @@ def test_commands_of_the_pages_have_their_options(
 
 def test_the_reference_has_every_public_module() -> None:
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
-    inner = {
-        "cli",
-        "deferred",
-        "recipes",
-        "studies",
-        "svm.solvers",
-    }  # the command line, and what others re-export
+    # The command line, what the losses use inside, and what others export again.
+    inner = {"cli", "deferred", "recipes", "studies", "svm.solvers"}
     assert {name for name in PUBLIC if f"automodule:: mmcl_lightning.{name}\n" not in pages} == inner
 
 
