@@ -7,6 +7,7 @@ A data set NAME has one line per edge in ``NAME_A.txt``, numbers of two nodes fr
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +182,12 @@ def _numbers(file: Path, columns: int | None) -> NDArray[np.int64]:
     if file.is_file() and not file.stat().st_size:  # of which NumPy warns besides
         raise DataError(f"{file} is empty")
     try:
-        found = np.loadtxt(file, dtype=np.int64, delimiter=",", ndmin=2)
+        with warnings.catch_warnings():  # NumPy 1 only warns where it cuts off what is behind a decimal point
+            warnings.simplefilter("error", DeprecationWarning)
+            found = np.loadtxt(file, dtype=np.int64, delimiter=",", ndmin=2)
     except OSError as error:
         raise DataError(f"{file} is missing or cannot be read ({error.strerror or error})") from error
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, UnicodeDecodeError, DeprecationWarning) as error:
         raise DataError(f"{file}: {_bad_line(file, columns)}") from error
     if columns is not None and found.shape[1] != columns:
         raise DataError(f"{file} has {found.shape[1]} numbers in a line, and {columns} are expected")
