@@ -11,7 +11,7 @@ the kernel ablation of its appendix.
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -110,9 +110,10 @@ class RBF(Kernel):
             object.__setattr__(self, "gamma", float(cast(float, self.gamma)))  # a NumPy scalar, say
 
     def _values(self, x: Tensor, y: Tensor) -> Tensor:
-        gamma = self.fit(y).gamma if self.gamma == "median" else self.gamma
-        assert isinstance(gamma, float)
-        return squared_distances(x, y).mul(-gamma).exp()
+        if self.gamma == "median":
+            return self.fit(y)(x, y)
+        assert isinstance(self.gamma, float)
+        return squared_distances(x, y).mul(-self.gamma).exp()
 
     def diag(self, x: Tensor) -> Tensor:
         """Ones, shape ``(n,)``."""
@@ -127,10 +128,28 @@ class RBF(Kernel):
         distances = squared_distances(points, points)
         row, column = torch.triu_indices(len(points), len(points), offset=1, device=x.device)
         pairs = distances[row, column]
-        median = pairs.median().item() if len(pairs) else 0.0
+        median = pairs.median() if len(pairs) else pairs.new_zeros(())
         # Points that coincide up to rounding carry no scale, and any width gives them the same matrix.
         noise = 100 * torch.finfo(x.dtype).eps ** 2
-        return replace(self, gamma=1 / (2 * median) if median > noise else 1.0)
+        return _FittedRBF(torch.where(median > noise, 0.5 / median, 1.0))
+
+
+class _FittedRBF(RBF):
+    """An RBF kernel whose width the device knows, so that the host need not wait for it."""
+
+    def __init__(self, gamma: Tensor) -> None:
+        object.__setattr__(self, "gamma", gamma)
+        object.__setattr__(self, "sigma2", None)
+
+    def __repr__(self) -> str:
+        return repr(RBF(float(self.gamma)))  # type: ignore[arg-type]
+
+    def _values(self, x: Tensor, y: Tensor) -> Tensor:
+        return squared_distances(x, y).mul(-self.gamma).exp()  # type: ignore[operator]
+
+    def fit(self, x: Tensor) -> RBF:
+        """Return this kernel: its width is known."""
+        return self
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,22 @@ import pytest
 import torch
 from helpers import BASELINES, KERNELS, RULES, make_views, name
 from lightning.pytorch import Callback
-from runs import Recorder, mmcl, shapes, trainer
+from runs import Recorder, mmcl, moco, shapes, trainer
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from mmcl_lightning import MoCo
 from mmcl_lightning.deferred import DeferredChecks, check, may_wait
 from mmcl_lightning.errors import NumericalError
-from mmcl_lightning.kernels import Kernel, Polynomial, Tanh
-from mmcl_lightning.losses import ContrastiveLoss, InfoNCELoss, MMCLLoss, WeightedContrastiveLoss
+from mmcl_lightning.kernels import RBF, Kernel, Polynomial, Tanh
+from mmcl_lightning.losses import (
+    ContrastiveLoss,
+    HardNegativeMixing,
+    InfoNCELoss,
+    MMCLLoss,
+    WeightedContrastiveLoss,
+)
 from mmcl_lightning.svm import Exact, Inverse, Solver, Status, max_margin_dual
 
 pytestmark = pytest.mark.starts_threads
@@ -30,6 +38,7 @@ LOSSES: tuple[ContrastiveLoss, ...] = (
     MMCLLoss(),
     MMCLLoss(solver=Exact(), symmetric=True, negatives="one"),
     MMCLLoss(Tanh(), C=1.0),
+    MMCLLoss(RBF(gamma="median")),
     MMCLLoss.reference(),
 )
 
@@ -92,6 +101,33 @@ def test_the_loss_with_a_queue_asks_for_none_either() -> None:
     with FakeTensorMode():
         query, key, queue = (torch.randn(n, 4, device="cuda") for n in (8, 8, 32))
         assert InfoNCELoss()(query, key, queue).device.type == "cuda"
+
+
+def test_moco_reads_how_many_keys_it_saw_once() -> None:
+    class Reads(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **(kwargs or {}))
+
+    def reads(module: MoCo) -> list[int]:
+        counts = []
+        for _ in range(3):
+            with DeferredChecks().collect(), Reads() as found:
+                module.loss_of_views([torch.rand(16, 3, 16, 16) for _ in range(2)])
+                assert module._new_keys is not None
+                module._enqueue(module._new_keys)
+            counts.append(found.count)
+        return counts
+
+    mixing = HardNegativeMixing(8, 8, 4)
+    options: dict[str, Any] = {"queue_size": 32, "mixing": mixing, "mixing_start": 0, "chunk_size": 8}
+    first, loaded = moco(**options), moco(**options)
+    assert reads(first) == [0, 0, 0]
+    loaded.load_state_dict(first.state_dict())
+    assert reads(loaded) == [1, 0, 0]
+    assert loaded._keys_seen == loaded.keys_seen == 2 * 3 * 16
 
 
 @pytest.mark.parametrize("kernel", [k for k in KERNELS if k.positive_semidefinite], ids=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import ContrastiveLoss, SupportVectors
 from mmcl_lightning.losses.statistics import svm_stats
+from mmcl_lightning.losses.weights import SolvedDual
 from mmcl_lightning.negatives import mmcl_criterion
 from mmcl_lightning.svm import MaxMarginDual, Solution, Status
 from mmcl_lightning.svm.negatives import false_negative_shares, false_negative_sums
@@ -128,14 +130,7 @@ class SVMSolverCallback(Callback):
                 self._guard(dual.solution, trainer.global_step)
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if every and trainer.global_step % every == 0:  # the steps that Lightning writes
-            self._checks.look()
-            stats = svm_stats(duals)
-            values = _over_processes({name: stats[name].to(problem.gram) for name in self._LOGGED})
-            labels = _gathered_labels(criterion, problem, batch)
-            sums = torch.stack([false_negative_sums(d.problem, d.solution.alpha, labels) for d in duals])
-            values |= false_negative_shares(gather_with_gradient(sums.sum(0)[None]).sum(0))
-            pl_module.log_dict({f"svm/{name}": value for name, value in values.items()}, on_step=True)
-            pl_module.log("svm/retries", float(self.retries), on_step=True)
+            self._log(pl_module, duals, batch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the histogram of the last step's alpha."""
@@ -155,6 +150,24 @@ class SVMSolverCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the count of retries."""
         self.retries = state_dict["retries"]
+
+    def _log(self, pl_module: LightningModule, duals: Sequence[SolvedDual], batch: Any) -> None:
+        """Log what the last solves found, in the one wait that their checks need anyway."""
+        criterion, problem = self._criterion(pl_module), duals[0].problem
+        stats = svm_stats(duals)
+        means = _over_processes({name: stats[name] for name in self._LOGGED})
+        labels = _gathered_labels(criterion, problem, batch)
+        sums = torch.stack([false_negative_sums(d.problem, d.solution.alpha, labels) for d in duals]).sum(0)
+        sums = gather_with_gradient(sums[None]).sum(0)
+
+        def write(values: list[float]) -> None:
+            named = dict(zip(self._LOGGED, values, strict=False))
+            named |= false_negative_shares(torch.tensor(values[len(named) :]).view_as(sums))
+            pl_module.log_dict({f"svm/{name}": value for name, value in named.items()}, on_step=True)
+            pl_module.log("svm/retries", float(self.retries), on_step=True)  # the checks before counted on
+
+        self._checks.add(torch.cat([means, sums.flatten()]), write)
+        self._checks.look()
 
     def _guard(self, solution: Solution, step: int) -> None:
         """Count what had to be repeated, and say what went wrong, once it is known."""
@@ -223,13 +236,12 @@ def solves_duals(criterion: object) -> bool:
     return isinstance(getattr(rule, "rule", rule), SupportVectors)
 
 
-def _over_processes(stats: dict[str, Tensor]) -> dict[str, float]:
+def _over_processes(stats: dict[str, Tensor]) -> Tensor:
     """Mean of each statistic over the processes, which have equally many anchors; the largest residual."""
     rows = gather_with_gradient(torch.stack(list(stats.values()))[None])
-    values = torch.where(
-        torch.tensor(["residual" in name for name in stats], device=rows.device), rows.amax(0), rows.mean(0)
+    return torch.stack(
+        [rows[:, i].amax() if "residual" in n else rows[:, i].mean() for i, n in enumerate(stats)]
     )
-    return dict(zip(stats, values.tolist(), strict=True))
 
 
 def _gathered_labels(criterion: ContrastiveLoss, problem: MaxMarginDual, batch: Any) -> Tensor:
@@ -241,6 +253,6 @@ def _gathered_labels(criterion: ContrastiveLoss, problem: MaxMarginDual, batch: 
     images = problem.n // (2 if criterion.negatives == "both" else 1) // where.world_size
     labels = labels_of(batch)
     if not isinstance(labels, Tensor) or labels.shape != (images,) or labels.is_floating_point():
-        labels = torch.full((images,), -1)
+        labels = torch.full((images,), -1, device=problem.gram.device)
     labels = labels.to(problem.gram.device, torch.int64)
     return gather_with_gradient(labels) if criterion.gather else labels

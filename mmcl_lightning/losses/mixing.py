@@ -104,9 +104,10 @@ class HardNegativeMixing:
             )
         places = similarity.detach().topk(self.hardest, dim=1).indices  # (B, hardest)
         first, second, partner = (
-            places.gather(1, rank.to(places.device)) for rank in (draws.first, draws.second, draws.partner)
+            places.gather(1, rank.to(places.device, non_blocking=True))
+            for rank in (draws.first, draws.second, draws.partner)
         )
-        a, b = (share.to(similarity) for share in (draws.share, draws.query_share))
+        a, b = (share.to(similarity, non_blocking=True) for share in (draws.share, draws.query_share))
         with torch.no_grad():
             length = _mixed_length(a, _pair_products(queue, first, second))
             query_length = _mixed_length(b, similarity.gather(1, partner))

@@ -58,6 +58,6 @@ def _stats(dual: SolvedDual) -> dict[str, Tensor]:
         "duality_gap": (gap / objective.clamp_min(tiny)).mean(),
         "steps": solution.steps.float().mean(),
         "alpha_max": alpha.max(),
-        "negatives": torch.tensor(float(N)),
-        "retries": torch.tensor(float(solution.retries)),
+        "negatives": alpha.new_full((), N),
+        "retries": solution.findings[1],  # still on the device
     }

@@ -118,6 +118,8 @@ class MoCo(PretrainingModule):
         rows = torch.randn(queue_size, self._projection_width(), generator=torch.Generator().manual_seed(0))
         self.register_buffer("queue", unit_rows(rows))
         self.register_buffer("keys_seen", torch.zeros((), dtype=torch.int64))
+        self._keys_seen: int | None = 0  # the same, known to the host; None after a checkpoint was loaded
+        self.register_load_state_dict_post_hook(_forget_keys_seen)  # type: ignore[no-untyped-call]
         self._new_keys: Tensor | None = None
 
     def start_from(self, path: str) -> None:
@@ -186,8 +188,7 @@ class MoCo(PretrainingModule):
         if self.mixing is None or not begun:
             return None
         where = layout()
-        generator = torch.Generator().manual_seed(2**31 + 2 * int(self.keys_seen) + role)
-        return self.mixing.draw(images, generator).rows(where.rank, where.world_size)
+        return self.mixing.draw(images, self._generator(2**31 + role)).rows(where.rank, where.world_size)
 
     def _keys(self, view: Any, role: int) -> Tensor:
         """Unit keys of the items of all processes, in the order of the ranks, shape ``(G, D)``."""
@@ -197,12 +198,17 @@ class MoCo(PretrainingModule):
             if not shuffle:
                 return gather_with_gradient(self._encode_keys(view))
             everyone = map_tensors(view, gather_with_gradient)
-            # Seeded by what all processes, and a resumed run, agree on.
-            generator = torch.Generator().manual_seed(2 * int(self.keys_seen) + role)
-            order = torch.randperm(item_count(everyone), generator=generator).to(self.device)
+            order = torch.randperm(item_count(everyone), generator=self._generator(role))
+            order = order.to(self.device, non_blocking=True)
             chosen = order.chunk(where.world_size)[where.rank]
             mine = map_tensors(everyone, lambda x: x[chosen])
             return gather_with_gradient(self._encode_keys(mine))[order.argsort()]
+
+    def _generator(self, offset: int) -> torch.Generator:
+        """Return a generator seeded by what all processes, and a resumed run, agree on."""
+        if self._keys_seen is None:
+            self._keys_seen = int(self.keys_seen)
+        return torch.Generator().manual_seed(2 * self._keys_seen + offset)
 
     def _encode_keys(self, view: Any) -> Tensor:
         parts = [view] if self.chunk_size is None else split(view, self.chunk_size)
@@ -225,6 +231,8 @@ class MoCo(PretrainingModule):
         places = (self.keys_seen + torch.arange(len(keys), device=keys.device)) % size
         self.queue[places[-size:]] = keys[-size:].to(self.queue.dtype)  # of more than fit, the last
         self.keys_seen += len(keys)
+        if self._keys_seen is not None:
+            self._keys_seen += len(keys)
 
     def _warn_of_leak(self, devices: int) -> None:
         """Say so where keys are normalised together with their queries' images alone."""
@@ -243,3 +251,8 @@ class MoCo(PretrainingModule):
         with torch.no_grad():
             z: Tensor = head(torch.zeros(2, feature_dim(self.backbone), dtype=like.dtype, device=like.device))
         return z.shape[1]
+
+
+def _forget_keys_seen(module: MoCo, _: object) -> None:
+    """Let the count be read anew from what was loaded; a GPU is waited for then, and not in every step."""
+    module._keys_seen = None

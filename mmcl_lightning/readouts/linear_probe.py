@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -115,12 +116,17 @@ class LinearProbe(Readout):
         with self._checks.unless_waiting(rows):
             loss = self._ready(rows).step(rows, repeated)
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        logged = bool(every) and trainer.global_step % every == 0
-        if logged:
-            self._checks.look()
-        # Between two logs nothing is written, and whether any row had a label need not be known.
-        if (self._checks.defers(rows.device) and not logged) or not loss.isnan():
+        if self._checks.defers(rows.device) and not (every and trainer.global_step % every == 0):
+            # Nothing is written now, and whether any row had a label need not be known.
             module.log("probe/loss", loss, on_step=True, batch_size=len(repeated))
+            return
+
+        def write(values: list[float]) -> None:
+            if not math.isnan(values[0]):
+                module.log("probe/loss", values[0], on_step=True, batch_size=len(repeated))
+
+        self._checks.add(loss, write)
+        self._checks.look()
 
     def compute(self, reading: Reading) -> dict[str, float]:
         """Return ``probe/top1`` and ``probe/top5`` of the query images, or nothing without a classifier."""
