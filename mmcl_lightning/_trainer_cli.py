@@ -60,6 +60,7 @@ class MMCLCLI(LightningCLI):
     _arguments: list[str]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._arguments = list(kwargs.get("args") or [])  # a job that is started again finds its run by them
         try:
             super().__init__(*args, **kwargs)
         except BaseException as error:
@@ -80,10 +81,11 @@ class MMCLCLI(LightningCLI):
         name = self.config.get("subcommand")
         return self.config[name] if name else self.config
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Keep the arguments, by which a job that is started again finds its run."""
-        self._arguments = list(args or [])
-        super().parse_arguments(parser, args)
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Return the command that was asked for: the options of each take a while to collect."""
+        every = LightningCLI.subcommands()
+        asked = self._arguments[0] if self._arguments else None
+        return {asked: every[asked]} if asked in every else every
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the readouts, so that a configuration and the command line reach each by its name."""

@@ -13,6 +13,7 @@ import argparse
 import difflib
 import importlib
 import io
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from mmcl_lightning._help import command_page, overview
 from mmcl_lightning._messages import filter_warnings, plain_message
 from mmcl_lightning._next import say_next
 from mmcl_lightning._text import say
-from mmcl_lightning.recipes import recipe_names
+from mmcl_lightning.recipes import layers, recipe_names
 from mmcl_lightning.studies import command
 
 __all__ = ["main"]
@@ -161,6 +162,8 @@ def _run(given: list[str]) -> None:
     elif given[0] in TOOLS:
         TOOLS[given[0]].run(given[1:])
     elif given[0] in COMMANDS or given[0].startswith("-"):
+        for name in _configurations(given):
+            layers(name)  # a wrong name is said before the seconds that the imports take
         from mmcl_lightning import _trainer_cli
 
         _trainer_cli.train(["--help" if part == "--help-all" else part for part in given])
@@ -169,3 +172,9 @@ def _run(given: list[str]) -> None:
         hint = f"; did you mean {near[0]}?" if near else ": see mmcl --help"
         say(f"error: there is no command {given[0]!r}{hint}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _configurations(given: list[str]) -> list[str]:
+    """Return what ``--config`` names."""
+    follows = [value for option, value in itertools.pairwise(given) if option in ("-c", "--config")]
+    return follows + [part.removeprefix("--config=") for part in given if part.startswith("--config=")]

@@ -106,13 +106,15 @@ def read_yaml(path: str | Path) -> Any:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        values = _count(yaml.compose(text, Loader=yaml.SafeLoader), {}, str(path))
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        values = _count(node, {}, str(path))
         if values > _MOST_VALUES:
             raise ConfigError(
                 f"{path} stands for {values:.3g} values with its aliases (*name) written out, more than "
                 f"{_MOST_VALUES:,}: no configuration has as many; write out what it needs"
             )
-        return yaml.safe_load(text)
+        return None if node is None else loader.construct_document(node)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no YAML text in UTF-8: {error}") from error
     except yaml.YAMLError as error:

@@ -33,6 +33,7 @@ def texts(cell: nbformat.NotebookNode) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.notebook
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_it_runs_and_gives_what_is_saved(name: str, tmp_path: Path) -> None:
     copied = shutil.copytree(FOLDER, tmp_path / "notebooks", ignore=shutil.ignore_patterns("runs"))

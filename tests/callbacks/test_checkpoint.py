@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -68,6 +70,13 @@ def run(folder: Path, kind: str, *callbacks: Callback, ckpt: str | None = None, 
     return recorder.loss, module.state_dict(), code, json.loads((folder / "ledger.json").read_text())
 
 
+@functools.cache
+def whole_run(kind: str, **options: Any) -> Any:
+    """Run without an interruption, once for all the places in which others are interrupted."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run(Path(folder), kind, **options)
+
+
 def numbers(record: dict[str, Any]) -> dict[str, list[Any]]:
     """Every logged value with its step, without what depends on the clock."""
     return {
@@ -116,7 +125,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def test_ctrl_c_costs_nothing(
     kind: str, hook: str, count: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    loss, weights, code, record = run(tmp_path / "whole", kind, **options)
+    loss, weights, code, record = whole_run(kind, **options)
     assert code == 0
     first, _, code, stopped = run(tmp_path / "cut", kind, Press(hook, count), **options)
     assert (code, stopped["status"]) == (130, "interrupted")
