@@ -97,16 +97,28 @@ class EpochLines(Callback):
 
     def __init__(self) -> None:
         self._run = _RunMetrics()
+        self._before: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         self._run.start(trainer)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note what earlier epochs have read."""
+        self._before = dict(trainer.callback_metrics)
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the line."""
+        """Write the line, without what an earlier epoch has read."""
+        logged = trainer.callback_metrics
+        old = {
+            short for name, short in _SHOWN.items()
+            if name in logged and logged[name] is self._before.get(name)
+        }  # fmt: skip
         epochs = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None
         place = f"epoch {trainer.current_epoch + 1}{f' of {epochs}' if epochs else ''}"
-        values = ", ".join(f"{name} {value}" for name, value in self._run.read(trainer).items())
+        values = ", ".join(
+            f"{name} {value}" for name, value in self._run.read(trainer).items() if name not in old
+        )
         rank_zero_info(f"{place}, step {trainer.global_step}{': ' if values else ''}{values}")
 
 

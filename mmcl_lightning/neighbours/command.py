@@ -53,7 +53,8 @@ def neighbours(arguments: list[str]) -> None:
     duplicates = near_duplicates(images.h, queries, similarity, index, options.duplicates)
     # Before any file is written: an image may be missing.
     drawn = None if picture is None else _draw(images, known, queries, similarity, index, options)
-    say(f"similarity of an image to its nearest: {similarity[:, 0].median():.4f} in the median")
+    median = similarity[:, 0].median().item()
+    say(f"similarity of an image to its nearest: {median:.4f} in the median")
     write_csv(
         out, ("query", "rank", "neighbour", "similarity"), _neighbours(images, queries, similarity, index)
     )
@@ -65,7 +66,7 @@ def neighbours(arguments: list[str]) -> None:
         rows = _duplicates(images, *duplicates)
         write_csv(written[-1], ("first", "second", "similarity", "first_split", "second_split"), rows)
         of = f"{len(options.query)} queries" if options.query else f"{len(images.paths)} images"
-        _say(rows, of, options.duplicates)
+        _say(rows, of, options.duplicates, median)
     if picture is not None and drawn is not None:
         with whole_file(picture) as file:
             drawn.save(file, "PNG")
@@ -151,12 +152,17 @@ def _across(row: tuple[Any, ...]) -> bool:
     return "" not in row[3:5] and row[3] != row[4]
 
 
-def _say(rows: list[tuple[Any, ...]], of: str, threshold: float) -> None:
+def _say(rows: list[tuple[Any, ...]], of: str, threshold: float, median: float) -> None:
     """Print how many pairs may be near duplicates, and the first."""
     across = sum(map(_across, rows))
     said = f", {across} of them across splits" if across else ""
-    say(f"{len(rows)} pairs of {of} have a cosine similarity of {threshold} or more{said}: near duplicates,")
-    say("  where that is far above the median of an image and its nearest, which a weak network raises")
+    say(f"{len(rows)} pairs of {of} have a cosine similarity of {threshold} or more{said}")
+    if rows and median >= threshold:
+        say("  half of the images are that similar to their nearest: either they are there twice, or the")
+        say("  network hardly tells images apart, and few of these pairs are near duplicates; train longer,")
+        say(f"  or raise --duplicates above {median:.4f}")
+    elif rows:
+        say("  near duplicates, if that is far above the median of an image and its nearest")
     for row in rows[:_SHOWN]:
         first, second, value, *splits = row
         where = f" ({' and '.join(splits)})" if _across(row) else ""

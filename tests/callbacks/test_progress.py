@@ -71,3 +71,13 @@ def test_lines_where_there_is_no_terminal(
     pattern = r"epoch {} of 2, step {}: loss \d\.\d{{3}}, k-NN 0\.\d{{3}}, left {}"
     assert re.fullmatch(pattern.format(1, 4, "01:10"), said[0])
     assert re.fullmatch(pattern.format(2, 8, "00:00"), said[1])
+
+
+def test_a_line_repeats_no_accuracy_of_an_earlier_epoch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = trainer(tmp_path, Readouts(knn=KNN(k=5), every_n_epochs=2), EpochLines(), max_epochs=5)
+    run.fit(simclr(), shapes())
+    said = [text for record in caplog.records if (text := record.getMessage()).startswith("epoch")]
+    assert ["k-NN" in line for line in said] == [False, True, False, True, True]
+    assert all("loss" in line for line in said)

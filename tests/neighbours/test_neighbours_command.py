@@ -68,6 +68,16 @@ def test_tables_name_the_files(capsys: pytest.CaptureFixture[str]) -> None:
     )
     main(["neighbours", "out.npz", "--k=2", "--duplicates=0.999"])
     assert read("neighbours_2.csv") == rows
+    assert "half of the images are that similar to their nearest" in said
+    capsys.readouterr()
+    main(["neighbours", "out.npz", "--k=2", "--duplicates=0.9995"])
+    assert "near duplicates, if that is far above the median" in capsys.readouterr().out
+
+
+def test_the_next_command_names_a_picture_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("neighbours.png").touch()
+    main(["neighbours", "out.npz"])
+    assert "--picture neighbours_2.png" in capsys.readouterr().out
 
 
 def test_a_picture_of_some_queries() -> None:
