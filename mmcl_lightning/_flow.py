@@ -13,6 +13,7 @@ import numpy as np
 from mmcl_lightning._cores import available_cores
 from mmcl_lightning._next import say_next
 from mmcl_lightning._options import check_choice, check_installed, check_whole
+from mmcl_lightning._processes import end_with_parent
 from mmcl_lightning._text import say
 from mmcl_lightning.datamodules.videos import FLOW_DONE, VideoFile
 from mmcl_lightning.errors import ConfigError, DataError
@@ -74,7 +75,7 @@ def make_flow(root: Path, method: Literal["tvl1", "dis"] = "tvl1", workers: int 
         raise DataError(f"there is no video UCF-101/CLASS/NAME.avi in {root}: set --root to the folder above")
     todo = {video: target for video in videos if not _is_done(target := _folder(root, video), method)}
     failed, pictures = [], 0
-    with ProcessPoolExecutor(max_workers=workers) as pool:
+    with ProcessPoolExecutor(max_workers=workers, initializer=end_with_parent) as pool:
         jobs = {pool.submit(_write, str(video), str(target), method): video for video, target in todo.items()}
         for number, job in enumerate(as_completed(jobs), 1):
             try:

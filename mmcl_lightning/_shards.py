@@ -21,8 +21,8 @@ from mmcl_lightning._options import check_installed, check_whole
 from mmcl_lightning._parser import folder_options
 from mmcl_lightning._text import say
 from mmcl_lightning.datamodules import ImageFolderDataModule
+from mmcl_lightning.datamodules.shard_index import INDEX
 from mmcl_lightning.datamodules.shard_writing import Entry, ShardPlan, write_shards
-from mmcl_lightning.datamodules.shards import INDEX
 from mmcl_lightning.datamodules.sources import Source
 from mmcl_lightning.errors import ConfigError
 

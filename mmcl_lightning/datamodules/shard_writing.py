@@ -17,6 +17,7 @@ from typing import Any
 from PIL import Image
 
 from mmcl_lightning._files import whole_file
+from mmcl_lightning._processes import end_with_parent
 from mmcl_lightning.datamodules.pictures import PictureReader
 from mmcl_lightning.errors import DataError
 from mmcl_lightning.transforms.images import any_size
@@ -73,7 +74,7 @@ def write_shards(plans: Sequence[ShardPlan], workers: int, size: int | None) -> 
     """
     # A fork is there at once, while a new interpreter takes seconds to import torch.
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _ignore_interrupt)
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _begin)
     try:
         todo = [pool.submit(_write, plan, size) for plan in plans]
         for done in concurrent.futures.as_completed(todo):
@@ -82,7 +83,8 @@ def write_shards(plans: Sequence[ShardPlan], workers: int, size: int | None) -> 
         pool.shutdown(cancel_futures=True)
 
 
-def _ignore_interrupt() -> None:
+def _begin() -> None:
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a shard that was begun is written to its end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

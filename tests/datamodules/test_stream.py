@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 import shutil
+import socket
 import tarfile
 import threading
 import warnings
@@ -531,6 +532,14 @@ def test_shards_are_read_from_a_server(server: str, shards: Path) -> None:
         stream(f"{server}/none.tar").setup()
     with pytest.raises(DataError, match="no shard to train on is at"):
         stream(f"{server}/nowhere").setup()
+    Path(shards / "train-000001.tar").unlink()
+    with pytest.raises(DataError, match=r"train-000001\.tar cannot be read after 0 .* an error, such as"):
+        epoch(stream(server))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(DataError, match=r"index\.json cannot be fetched: the server refused the connection"):
+        stream(place).setup()
 
 
 # Options
