@@ -59,14 +59,16 @@ class Limits:
     optimum: int
     untrained: int
     one_view: int
+    path: str  # of Exact, the one that is not taken by itself
+    other_path: int
     repeats: int = 9
     budget: float = 2.0  # seconds for the timed calls of one method in one setting
     once: float = 6.0  # seconds of a first call above which there is no other
 
 
 LIMITS = {
-    "cpu": Limits(256, 512, 512, 1024, 512, 256, 2048),
-    "cuda": Limits(512, 1024, 2048, 2048, 1024, 512, 4096, repeats=15),
+    "cpu": Limits(256, 512, 512, 1024, 512, 256, 2048, "fixed", 1024),
+    "cuda": Limits(512, 1024, 2048, 2048, 1024, 512, 4096, "adaptive", 2048, repeats=15),
 }
 
 
@@ -109,9 +111,17 @@ def settings(sizes: Sequence[int], limits: Limits) -> list[Setting]:
     return single + double + [Setting(B, regime="untrained") for B in sizes if limits.untrained >= B]
 
 
-def ours(B: int, limit: int) -> dict[str, Solver]:
-    """Our solvers by name, without projected gradient where ``B`` is above its limit."""
-    return {name: s for name, s in SOLVERS.items() if limit >= B or not isinstance(s, ProjectedGradient)}
+def ours(B: int, limits: Limits, gradient: int) -> dict[str, Solver]:
+    """Our solvers by name, without projected gradient and the other path of Exact above their limits."""
+    found = {name: s for name, s in SOLVERS.items() if gradient >= B or not isinstance(s, ProjectedGradient)}
+    if limits.other_path >= B:
+        found[other(limits)] = Exact(path=limits.path)  # type: ignore[arg-type]
+    return found
+
+
+def other(limits: Limits) -> str:
+    """Name of Exact on the path that it does not take by itself on this device."""
+    return f"{EXACT}, {limits.path} path"
 
 
 def criteria(setting: Setting, limits: Limits) -> dict[str, Any]:
@@ -119,7 +129,7 @@ def criteria(setting: Setting, limits: Limits) -> dict[str, Any]:
     result: dict[str, Any] = {NTXENT: NTXentLoss()}
     if LightlyNTXent is not None:
         result[LIGHTLY] = LightlyNTXent(temperature=0.5)
-    for name, solver in ours(setting.B, limits.gradient).items():
+    for name, solver in ours(setting.B, limits, limits.gradient).items():
         result[name] = MMCLLoss(solver=solver, C=C, reg=REG, negatives=setting.negatives)
     return result
 
@@ -214,7 +224,7 @@ def solve_sides(setting: Setting, limits: Limits, device: torch.device) -> dict[
         solver(max_margin_dual(gram, excluded[:, 0], excluded[:, 1:], C=C, reg=REG))
 
     sides: dict[str, Callable[[], object]] = {
-        name: partial(solve, solver) for name, solver in ours(setting.B, limits.dense).items()
+        name: partial(solve, solver) for name, solver in ours(setting.B, limits, limits.dense).items()
     }
     if limits.dense >= setting.B and setting.regime == "half-trained":
         delta = common.dense_delta(gram, excluded, REG)
@@ -271,6 +281,8 @@ def targets(rows: Sequence[Row], growth: Sequence[dict[str, Any]]) -> list[Targe
     for method, bound in ((INVERSE, 6), (EXACT, 40)):
         value = ratio(at(method).loss, at(NTXENT).loss)
         found.append(Target(f"B=256: {method} / NT-Xent, loss", bound, *value))
+    value = ratio(at(f"{EXACT}, fixed path").loss, at(EXACT).loss)
+    found.append(Target("B=256: Exact, fixed path / Exact, loss, on a CPU", 4, *value))
     for method in (INVERSE, EXACT):
         row = at(method, 4096)
         remark = f"process: {number(row.resident / 1e9)} GB" if row.resident else ""

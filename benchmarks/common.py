@@ -335,6 +335,7 @@ def figure(path: Path, panels: int) -> Iterator[list[Any]]:
     drawing, axes = plt.subplots(1, panels, figsize=(6 * panels, 4.5), squeeze=False)
     yield list(axes[0])
     drawing.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
     drawing.savefig(path, dpi=150)
     plt.close(drawing)
 
