@@ -50,6 +50,7 @@ _COMPLAINTS = {
 _NO_SPACE = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 #: Where code lies that is not somebody's own: this package, installed ones, Python's library.
 _PATHS = sysconfig.get_paths()
+_NEEDLESS = ("Tip: For seamless cloud", "Loading `train_data", "TPU available: False")
 _HERE = str(Path(__file__).parent) + os.sep
 _KNOWN = (_HERE, *(_PATHS[name] for name in ("purelib", "platlib", "stdlib")), "<frozen")
 
@@ -294,7 +295,7 @@ def _format_warning(
 
 def _no_tip(record: logging.LogRecord) -> bool:
     """Whether a message of Lightning is worth printing."""
-    return not any(text in record.getMessage() for text in ("Tip: For seamless cloud", "Loading `train_data"))
+    return not any(text in record.getMessage() for text in _NEEDLESS)
 
 
 def _plain_record(record: logging.LogRecord) -> bool:
