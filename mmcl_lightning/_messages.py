@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib.util
-import inspect
 import logging
-import math
 import os
 import pickle
 import re
 import shutil
-import sys
 import sysconfig
 import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 
 from mmcl_lightning._text import plain, plain_lines
 from mmcl_lightning.errors import MMCLError
 
-__all__ = ["class_names", "filter_warnings", "main_message", "plain_message", "unknown_arguments"]
-
-#: Lines of jsonargparse's messages that repeat types and values, or are true of every option.
-_NOISE = (
-    "Does not validate against any of the Union subtypes",
-    "Errors:",
-    "Expected a <class 'NoneType'>",
-    "Expected a path but ",
-    "Given value",
-    "Subtypes:",
-)
+__all__ = ["filter_warnings", "plain_message"]
 
 #: Kinds of errors that are about what Lightning was given, where Lightning itself raises them.
 _COMPLAINTS = {
@@ -46,101 +31,14 @@ _COMPLAINTS = {
     "ImportError",
 }
 
+#: Parts of what Lightning prints without need.
+_NEEDLESS = ("Tip: For seamless cloud", "Loading `train_data", "TPU available: False")
 #: A full disk, and a full share of one.
 _NO_SPACE = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 #: Where code lies that is not somebody's own: this package, installed ones, Python's library.
 _PATHS = sysconfig.get_paths()
-_NEEDLESS = ("Tip: For seamless cloud", "Loading `train_data", "TPU available: False")
 _HERE = str(Path(__file__).parent) + os.sep
 _KNOWN = (_HERE, *(_PATHS[name] for name in ("purelib", "platlib", "stdlib")), "<frozen")
-
-
-def class_names() -> set[str]:
-    """Names that a configuration can use without their module."""
-    from mmcl_lightning import callbacks, datamodules, kernels, losses, models, modules, svm, transforms
-
-    homes = (callbacks, datamodules, kernels, losses, models, modules, svm, transforms)
-    return {name for home in homes for name in home.__all__ if hasattr(home, name)}  # which imports it
-
-
-_NO_SUBCLASS = r"Not a valid subclass of (\w+) Subclass types expect one of: .*?implicit class_path\)"
-#: Callbacks of an earlier version, and where their options are now.
-_MOVED = {
-    "HealthPanel": "health",
-    "LogisticReadout": "logistic",
-    "OnlineLinearProbe": "probe",
-    "SupportVectorGrid": "support_vectors",
-}
-
-
-#: Modules of others that a configuration may name, and the extra of this package that has them.
-_EXTRAS = {
-    "av": "video", "cv2": "flow", "matplotlib": "report", "pl_bolts": "bolts", "pyarrow": "parquet",
-    "scipy": "evaluate", "tifffile": "tiff", "torch_geometric": "graph", "webdataset": "stream",
-}  # fmt: skip
-
-
-def _unknown_class(match: re.Match[str]) -> str:
-    if match[1] in ("true", "True"):
-        return "expected options, such as {} for the defaults, got true"
-    if match[1] in class_names():
-        return f"{match[1]} is of another kind than this option takes"
-    near = difflib.get_close_matches(match[1], class_names(), n=1)
-    hint = (
-        f"; did you mean {near[0]}?" if near else ": give one of ours by name, others as package.module.Class"
-    )
-    return f"there is no class {match[1]!r}{hint}"
-
-
-def _unknown_option(match: re.Match[str]) -> str:
-    module, _, name = match[1].rpartition(".")
-    kind = getattr(sys.modules.get(module), name, None)
-    classes = kind.__mro__ if isinstance(kind, type) else ()
-    inits = [vars(cls)["__init__"] for cls in classes if callable(vars(cls).get("__init__"))]
-    options = {option for init in inits[:-1] for option in inspect.signature(init).parameters}
-    near = difflib.get_close_matches(match[2], options - {"self", "kwargs", "args", match[2]}, n=1)
-    return match[0] + (f"; did you mean {near[0]!r}?" if near else "")
-
-
-def main_message(message: str) -> str:
-    """Reduce a nested message of jsonargparse to ``key.of.the.option: what is wrong``."""
-    keys, lines, depth = [], [], math.inf
-    for line in message.splitlines():
-        text = line.strip().removeprefix("- ")
-        indent = len(line) - len(line.lstrip())
-        if line.strip().startswith("- ") and indent <= depth < math.inf:
-            break  # what else the option takes, where a class was named
-        if line.strip().startswith("- Problem with given class_path"):
-            depth = indent
-        if key := re.fullmatch(r'Parser key "(.+)":', text):
-            keys.append(key[1])
-        elif text and not text.startswith(_NOISE):
-            lines.append(re.sub(r"^Problem with given class_path '(.+)':$", r"\1:", text))
-    if not lines:
-        return message
-    where = f"{'.'.join(keys)}: " if keys else ""
-    moved = re.search(rf"\b({'|'.join(_MOVED)})\b", message)
-    if moved and "callbacks" in where:
-        return f"{where}{moved[1]} is a readout, no callback: give its options as readouts.{_MOVED[moved[1]]}"
-    text = " ".join(dict.fromkeys(lines))
-    if absent := re.search(r"No module named '([\w.]+)'", text):
-        extra = _EXTRAS.get(absent[1].partition(".")[0])
-        how = f': pip install "mmcl-lightning[{extra}]"' if extra else ": install it, or correct class_path"
-        return f"{where}there is no module {absent[1]}{how}"
-    text = re.sub(r"Expected a dot import path string: (\S+)", _unknown_class, text)
-    text = re.sub(r"(\S+): Option '(\w+)' is not accepted", _unknown_option, text)
-    text = re.sub(
-        _NO_SUBCLASS, r"expected a \1: its options, such as {} for its defaults, or a class_path", text
-    )
-    text = re.sub(r"<class '(\w+)'>", r"\1", text)
-    text = re.sub(r"typing\.Literal\[(.+?)\]", lambda match: match[1].replace(", ", " or "), text)
-    text = re.sub(r"(Expected a [^.]+?) Expected a ", r"\1 or ", text).replace("Expected a ", "Expected ")
-    if "are required: fit.data, fit.model" in text or '"subcommand"' in text:
-        text = (
-            text.rstrip(".")
-            + ": see mmcl --help; a recipe has all that is needed, as in mmcl fit --config quickstart"
-        )
-    return where + text
 
 
 def plain_message(error: BaseException) -> str | None:
@@ -158,6 +56,18 @@ def plain_message(error: BaseException) -> str | None:
             return _no_space(part)
         if killed := re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (.*)", str(part)):
             return _worker_lost(killed[1], killed[2])
+        if "OutOfMemoryError" in (
+            kind.__name__ for kind in type(part).__mro__
+        ):  # torch's, which this does not import
+            return (
+                "the memory of the GPU is full: give a smaller --data.batch_size; or keep it and set "
+                "--model.chunk_size to a part of it, or --trainer.precision bf16-mixed"
+            )
+        if narrow := re.search(r"\"(\w+)\" not implemented for '(BFloat16|Half)'", str(part)):
+            return (
+                f"this device computes no {narrow[1]} in {narrow[2]}: give --trainer.precision 32-true, or a "
+                "mixed one, such as bf16-mixed"
+            )
     places = [frame.filename for part in chain for frame in traceback.extract_tb(part.__traceback__)]
     if not all(place.startswith(_KNOWN) for place in places):
         return None  # somebody's own code is involved, and has to be found
@@ -221,33 +131,6 @@ def _option(error: BaseException) -> str:
     built = [frame.f_locals["self"] for frame in frames if frame.f_code.co_name == "__init__"]
     first = [f"{type(part).__name__}: " for part in built if not type(part).__name__.endswith("CLI")]
     return "".join([*(f"{name}: " for name in names[-1:]), *first[:1]])
-
-
-def unknown_arguments(message: str, known: Iterable[str]) -> str:
-    """Add to a message about arguments that nobody takes what was probably meant.
-
-    Args:
-        message: The message of the parser.
-        known: All options, such as ``--trainer.max_epochs``.
-    """
-    parts = [option.removeprefix("--").split(".") for option in known]
-    for argument in re.findall(r"--([\w.]+)", message):
-        wanted = argument.split(".")
-        for depth in range(1, len(wanted) + 1):
-            beside = {
-                part[depth - 1]
-                for part in parts
-                if part[: depth - 1] == wanted[: depth - 1] and part[depth - 1 :]
-            }
-            if beside and wanted[depth - 1] not in beside:
-                near = difflib.get_close_matches(wanted[depth - 1], beside, n=1)
-                meant = ".".join([*wanted[: depth - 1], *near, *wanted[depth:]])
-                if near:
-                    return f"{message}; did you mean --{meant}?"
-                above = "".join(f"{part}." for part in wanted[: depth - 1])
-                few = ", ".join(f"--{above}{name}" for name in sorted(beside))
-                return f"{message}; there are {few}" if len(beside) < 12 and depth > 1 else message
-    return message
 
 
 def _folder(package: str) -> str:

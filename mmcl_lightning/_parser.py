@@ -11,7 +11,7 @@ import yaml
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 from lightning.pytorch.cli import LightningArgumentParser
 
-from mmcl_lightning._messages import main_message, unknown_arguments
+from mmcl_lightning._parser_messages import main_message, unknown_arguments
 from mmcl_lightning._text import plain_lines
 from mmcl_lightning.datamodules import ImageDataModule, ImageFolderDataModule, SSLDataModule
 from mmcl_lightning.errors import ConfigError

@@ -27,9 +27,9 @@ from mmcl_lightning._checkpoints import newest_good, read_checkpoint, runs_folde
 from mmcl_lightning._cores import available_cores
 from mmcl_lightning._files import short_path
 from mmcl_lightning._lightning import fits_processes, has_saved, requeue_in_run_folder
-from mmcl_lightning._messages import class_names
 from mmcl_lightning._next import say_next
 from mmcl_lightning._parser import RecipeParser
+from mmcl_lightning._parser_messages import class_names
 from mmcl_lightning._text import say
 from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
 from mmcl_lightning.callbacks.checkpoint_io import keep_files_whole

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import torchvision  # noqa: F401, for its operations
 from torch.utils.data import DataLoader, Dataset
 
 from mmcl_lightning._messages import filter_warnings, plain_message
@@ -104,3 +106,21 @@ def test_full_shared_memory_is_told_apart() -> None:
         "memory, /dev/shm, is full: give fewer --data.num_workers, a smaller --data.batch_size, or more "
         "memory"
     )
+
+
+def test_a_full_gpu_names_what_needs_less() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    said = plain_message(error)
+    assert said is not None
+    assert said.startswith("the memory of the GPU is full")
+    assert "--model.chunk_size" in said
+
+
+def test_an_operation_that_a_precision_lacks_is_named() -> None:
+    boxes = torch.rand(3, 4, dtype=torch.bfloat16)
+    with pytest.raises((NotImplementedError, RuntimeError)) as raised:
+        torch.ops.torchvision.nms(boxes, boxes[:, 0], 0.5)
+    said = plain_message(raised.value)
+    assert said is not None
+    assert said.startswith("this device computes no ")
+    assert "in BFloat16: give --trainer.precision 32-true" in said
