@@ -72,7 +72,7 @@ def _is_file(path: Path) -> bool:
 
 
 def layers(name: str) -> list[str]:
-    """Return the files of a recipe, the one that the others are laid over first.
+    """Return the files of a recipe, each after those that it is laid over.
 
     Args:
         name: As for :func:`find_recipe`.
@@ -80,19 +80,25 @@ def layers(name: str) -> list[str]:
     Raises:
         ConfigError: If a file is its own base, or one is missing or no configuration.
     """
-    found: list[str] = []
-    while True:
-        path = find_recipe(name)
-        if path in found:
-            raise ConfigError(f"{path} is laid over itself: {' -> '.join([*reversed(found), path])}")
-        found.insert(0, path)
-        base = read_recipe(path).get("base")
-        if base is None:
-            return found
+    return list(dict.fromkeys(_layers(find_recipe(name), ())))
+
+
+def _layers(path: str, above: tuple[str, ...]) -> list[str]:
+    above = (*above, path)
+    if path in above[:-1]:
+        raise ConfigError(f"{path} is laid over itself: {' -> '.join(above)}")
+    given = read_recipe(path).get("base")
+    bases = given if isinstance(given, list) else [] if given is None else [given]
+    found = []
+    for base in bases:
         if not isinstance(base, str):
-            raise ConfigError(f"{path}: base must be the name of a recipe or file, got {base!r}")
+            raise ConfigError(
+                f"{path}: base must be the name of a recipe or file, or a list of such names, got {base!r}"
+            )
         beside = [Path(path).parent / base, Path(path).parent / f"{base}.yaml"]
-        name = next((str(file) for file in beside if _is_file(file)), base)
+        file = next((str(file) for file in beside if _is_file(file)), None)
+        found += _layers(file or find_recipe(base), above)
+    return [*found, path]
 
 
 def read_yaml(path: str | Path) -> Any:

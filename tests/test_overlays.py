@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -83,7 +84,9 @@ def test_shards_take_the_place_of_a_folder_and_the_rest_stays(capsys: pytest.Cap
 
 
 def test_overlays_are_found_by_name_and_are_no_recipes() -> None:
-    assert OVERLAYS == ["ddp", "exact", "large_batch", "projected_gradient", "slurm", "stream"]
+    assert OVERLAYS == [
+        "ddp", "exact", "large_batch", "log", "projected_gradient", "reference", "slurm", "stream",
+    ]  # fmt: skip
     assert find_recipe("overlays/ddp") == str(recipe_folder() / "overlays" / "ddp.yaml")
     assert not {f"{name}.yaml" for name in OVERLAYS} & {*recipe_names()}
     with pytest.raises(ConfigError, match=r"'overlays/dpp'.*did you mean overlays/ddp\.yaml\?"):
@@ -101,6 +104,16 @@ def test_an_overlay_of_a_solver_has_its_defaults(
     spec = config["model"]["init_args"]["solver"]
     assert spec["class_path"] == f"mmcl_lightning.svm.{type(solver).__name__}"
     assert type(solver)(**spec["init_args"]) == solver
+
+
+def test_the_log_form_and_the_published_code_over_other_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    own = printed(["--config=stl10_mmcl_log"], capsys)
+    over = printed(["--config=stl10_mmcl", "--config=overlays/log"], capsys)
+    assert over["model"] == own["model"]
+    config = printed(["--config=stl10_mmcl", "--config=overlays/reference"], capsys)
+    options = config["model"]["init_args"]
+    assert ProjectedGradient(**options["solver"]["init_args"]) == ProjectedGradient.reference()
+    assert (options["negatives"], options["C"]) == ("one", math.inf)
 
 
 def test_a_large_batch_in_chunks(capsys: pytest.CaptureFixture[str]) -> None:

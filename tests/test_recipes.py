@@ -231,6 +231,9 @@ def test_a_base_is_looked_for_beside_the_file_that_names_it() -> None:
     Path("sub/a.yaml").write_text("base: b\n")
     Path("sub/b.yaml").write_text("base: quickstart\n")
     assert layers("sub/a.yaml")[1:] == ["sub/b.yaml", "sub/a.yaml"]
+    Path("sub/c.yaml").write_text("base: [b, overlays/exact, b]\n")
+    exact = str(recipe_folder() / "overlays" / "exact.yaml")
+    assert layers("sub/c.yaml")[1:] == ["sub/b.yaml", exact, "sub/c.yaml"]
     with pytest.raises(ConfigError, match="no configuration 'aaa"):
         find_recipe("a" * 5000)
 
@@ -241,7 +244,10 @@ def test_a_base_that_cannot_be_is_said() -> None:
     with pytest.raises(ConfigError, match=r"a.yaml is laid over itself: a.yaml -> b.yaml -> a.yaml"):
         layers("a.yaml")
     Path("a.yaml").write_text("base: 3\n")
-    with pytest.raises(ConfigError, match=r"a.yaml: base must be the name of a recipe or file, got 3"):
+    with pytest.raises(ConfigError, match=r"a.yaml: base must be the name of a recipe or file, .* got 3"):
+        layers("a.yaml")
+    Path("a.yaml").write_text("base: [quickstart, {}]\n")
+    with pytest.raises(ConfigError, match=r"a.yaml: base must be .* or a list of such names, got \{\}"):
         layers("a.yaml")
     Path("a.yaml").write_text("base: nowhere\n")
     with pytest.raises(ConfigError, match="no configuration 'nowhere'"):
