@@ -56,24 +56,16 @@ def plain_message(error: BaseException) -> str | None:
             return _no_space(part)
         if killed := re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (.*)", str(part)):
             return _worker_lost(killed[1], killed[2])
-        if "OutOfMemoryError" in (
-            kind.__name__ for kind in type(part).__mro__
-        ):  # torch's, which this does not import
-            return (
-                "the memory of the GPU is full: give a smaller --data.batch_size; or keep it and set "
-                "--model.chunk_size to a part of it, or --trainer.precision bf16-mixed"
-            )
-        if narrow := re.search(r"\"(\w+)\" not implemented for '(BFloat16|Half)'", str(part)):
-            return (
-                f"this device computes no {narrow[1]} in {narrow[2]}: give --trainer.precision 32-true, or a "
-                "mixed one, such as bf16-mixed"
-            )
+    if "OutOfMemoryError" in {kind.__name__ for kind in type(error).__mro__}:  # torch's, not imported here
+        return _gpu_full(error)
     places = [frame.filename for part in chain for frame in traceback.extract_tb(part.__traceback__)]
     if not all(place.startswith(_KNOWN) for place in places):
         return None  # somebody's own code is involved, and has to be found
     if chain[1:] and str(error).startswith(("Does not validate", "Problem with given class_path")):
         return f"{_option(error)}{' '.join(str(chain[-1]).split())}"  # a constructor that jsonargparse called
     places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    if narrow := re.search(r"\"(\w+)\" not implemented for '(BFloat16|Half)'", str(error)):
+        return f"{narrow[1]} cannot be computed in {narrow[2]} on this device: use a precision of 32-true"
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.strerror}: {error.filename}"
     if isinstance(error, pickle.UnpicklingError):  # of a remote checkpoint, which Lightning reads
@@ -100,6 +92,16 @@ def _no_space(error: OSError) -> str:
     return (
         f"{error.strerror}: {' and '.join(disks)}. Make room, or write elsewhere: runs go to "
         "--trainer.logger.save_dir, temporary files to TMPDIR. Checkpoints that were there are whole"
+    )
+
+
+def _gpu_full(error: BaseException) -> str:
+    """Say what needs less memory, and how much torch asked for."""
+    asked = re.search(r"Tried to allocate [\d.]+ \w+", str(error))
+    return (
+        f"the memory of the GPU is full{f' ({asked[0]})' if asked else ''}: give a smaller --data.batch_size "
+        "or a precision of bf16-mixed; in pretraining, keep the batch and pass it through the network in "
+        "parts, --model.chunk_size"
     )
 
 

@@ -162,7 +162,7 @@ def _run(given: list[str]) -> None:
     elif given[0] in TOOLS:
         TOOLS[given[0]].run(given[1:])
     elif given[0] in COMMANDS or given[0].startswith("-"):
-        for name in _configurations(given):
+        for name in () if {"-h", "--help", "--help-all"} & {*given} else _configurations(given):
             layers(name)  # a wrong name is said before the seconds that the imports take
         from mmcl_lightning import _trainer_cli
 
@@ -176,5 +176,6 @@ def _run(given: list[str]) -> None:
 
 def _configurations(given: list[str]) -> list[str]:
     """Return what ``--config`` names."""
-    follows = [value for option, value in itertools.pairwise(given) if option in ("-c", "--config")]
+    pairs = [pair for pair in itertools.pairwise(given) if pair[0] in ("-c", "--config")]
+    follows = [value for _, value in pairs if not value.startswith("-")]
     return follows + [part.removeprefix("--config=") for part in given if part.startswith("--config=")]

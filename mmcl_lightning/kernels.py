@@ -62,6 +62,10 @@ class Kernel(abc.ABC):
         """Return this kernel with what depends on the data filled in from points ``x``, ``(n, D)``."""
         return self
 
+    def fit_on_device(self, x: Tensor) -> Kernel:
+        """Return what :meth:`fit` does, for use where ``x`` is: no value is copied to the host."""
+        return self.fit(x)
+
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Squared Euclidean distances, ``(n, D)`` and ``(m, D)`` to ``(n, m)``, never negative.
@@ -111,7 +115,7 @@ class RBF(Kernel):
 
     def _values(self, x: Tensor, y: Tensor) -> Tensor:
         if self.gamma == "median":
-            return self.fit(y)(x, y)
+            return self.fit_on_device(y)(x, y)
         assert isinstance(self.gamma, float)
         return squared_distances(x, y).mul(-self.gamma).exp()
 
@@ -119,11 +123,16 @@ class RBF(Kernel):
         """Ones, shape ``(n,)``."""
         return torch.ones_like(x[:, 0])
 
-    @torch.no_grad()
     def fit(self, x: Tensor) -> RBF:
         """Return the kernel with the median heuristic carried out on ``x``, shape ``(n, D)``."""
-        if self.gamma != "median":
-            return self
+        return RBF(self._median(x).item()) if self.gamma == "median" else self
+
+    def fit_on_device(self, x: Tensor) -> RBF:
+        """Return the same, with ``gamma`` a tensor where it is the median's."""
+        return _FittedRBF(self._median(x)) if self.gamma == "median" else self
+
+    @torch.no_grad()
+    def _median(self, x: Tensor) -> Tensor:
         points = x[:: max(1, -(-len(x) // _MEDIAN_SAMPLE))]
         distances = squared_distances(points, points)
         row, column = torch.triu_indices(len(points), len(points), offset=1, device=x.device)
@@ -131,7 +140,7 @@ class RBF(Kernel):
         median = pairs.median() if len(pairs) else pairs.new_zeros(())
         # Points that coincide up to rounding carry no scale, and any width gives them the same matrix.
         noise = 100 * torch.finfo(x.dtype).eps ** 2
-        return _FittedRBF(torch.where(median > noise, 0.5 / median, 1.0))
+        return torch.where(median > noise, 0.5 / median, 1.0)
 
 
 class _FittedRBF(RBF):
@@ -146,10 +155,6 @@ class _FittedRBF(RBF):
 
     def _values(self, x: Tensor, y: Tensor) -> Tensor:
         return squared_distances(x, y).mul(-self.gamma).exp()  # type: ignore[operator]
-
-    def fit(self, x: Tensor) -> RBF:
-        """Return this kernel: its width is known."""
-        return self
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,12 @@ def layers(name: str) -> list[str]:
     Raises:
         ConfigError: If a file is its own base, or one is missing or no configuration.
     """
-    return list(dict.fromkeys(_layers(find_recipe(name), ())))
+    return _layers(find_recipe(name), ())
 
 
 def _layers(path: str, above: tuple[str, ...]) -> list[str]:
-    above = (*above, path)
-    if path in above[:-1]:
+    if os.path.abspath(path) in map(os.path.abspath, above):
+        above = (*above, path)
         raise ConfigError(f"{path} is laid over itself: {' -> '.join(above)}")
     given = read_recipe(path).get("base")
     bases = given if isinstance(given, list) else [] if given is None else [given]
@@ -97,7 +98,7 @@ def _layers(path: str, above: tuple[str, ...]) -> list[str]:
             )
         beside = [Path(path).parent / base, Path(path).parent / f"{base}.yaml"]
         file = next((str(file) for file in beside if _is_file(file)), None)
-        found += _layers(file or find_recipe(base), above)
+        found += _layers(file or find_recipe(base), (*above, path))
     return [*found, path]
 
 

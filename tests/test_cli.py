@@ -21,6 +21,7 @@ from test_recipes import SMALL
 
 from mmcl_lightning import __version__, _messages, losses
 from mmcl_lightning._messages import filter_warnings
+from mmcl_lightning._trainer_cli import MMCLCLI
 from mmcl_lightning.callbacks import Readouts
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import ShapesDataModule
@@ -498,6 +499,8 @@ def test_help_knows_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["sweep", "--help"], 0, "--parallel N"),
         (["transfer", "--help"], 0, "--sets NAME"),
         (["sweep", "nothing"], 1, "no configuration 'nothing'"),
+        (["fit", "--config", "nothing"], 1, "no configuration 'nothing'"),
+        (["predict", "--config=quikstart"], 1, "did you mean quickstart.yaml?"),
     ],
 )
 def test_what_needs_no_torch_imports_none(arguments: list[str], code: int, said: str) -> None:
@@ -513,6 +516,25 @@ def test_what_needs_no_torch_imports_none(arguments: list[str], code: int, said:
     done = subprocess.run([sys.executable, "-c", check, *arguments], capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
+
+
+def test_a_configuration_that_is_left_out_is_no_wrong_name(capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(["fit", "--config", "--trainer.max_epochs=3"], capsys, 2)
+    assert "argument -c/--config: expected one argument" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "commands"),
+    [
+        (["fit", "--config=x"], ["fit"]),
+        (["--config=x", "fit"], ["fit", "validate", "test", "predict"]),
+        (None, ["fit", "validate", "test", "predict"]),
+    ],
+)
+def test_a_command_collects_its_own_options_alone(arguments: list[str] | None, commands: list[str]) -> None:
+    cli = MMCLCLI.__new__(MMCLCLI)
+    cli._arguments = arguments or []
+    assert list(cli.subcommands()) == commands
 
 
 def test_a_class_of_another_kind_is_not_proposed(capsys: pytest.CaptureFixture[str]) -> None:

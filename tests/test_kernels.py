@@ -195,8 +195,12 @@ def test_median_heuristic_of_many_points_is_taken_from_a_sample() -> None:
 def test_median_heuristic_fills_in_at_the_call() -> None:
     x, y = randn(3, 4, seed=12), randn(6, 4, seed=13)
     kernel = RBF(gamma="median")
-    assert torch.equal(kernel(x, y), kernel.fit(y)(x, y))
+    fitted = kernel.fit(y)
+    assert fitted == RBF(fitted.gamma)
+    torch.testing.assert_close(kernel(x, y), fitted(x, y), rtol=1e-12, atol=0)
     assert torch.equal(kernel.diag(x), torch.ones(3, dtype=torch.float64))
+    assert repr(kernel.fit_on_device(y)) == repr(fitted)
+    assert kernel.fit_on_device(y).gamma == torch.tensor(fitted.gamma, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("points", [1, 5])

@@ -100,8 +100,9 @@ class EpochLines(Callback):
         self._before: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock; an epoch that a resumed run goes on with has no start of its own."""
         self._run.start(trainer)
+        self._before = dict(trainer.callback_metrics)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note what earlier epochs have read."""

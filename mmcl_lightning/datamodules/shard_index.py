@@ -112,6 +112,8 @@ def _content(path: str) -> bytes | None:
         with webdataset.gopen(path) as file:
             content: bytes = file.read()
             return content
+    except ValueError as error:
+        raise DataError(f"{path} is of a kind of URL that WebDataset cannot open ({error})") from error
     except OSError as error:
         if is_url(path) and (not path.startswith("http") or _status(error) == _REFUSED):
             return None  # the server has none
@@ -121,13 +123,15 @@ def _content(path: str) -> bytes | None:
 
 
 def _status(error: Exception) -> int | None:
-    """Return the exit code of the program that fetched a URL for WebDataset."""
-    found = re.search(r"exit (\d+)", str(error))
-    return int(found[1]) if found else None
+    """Return the exit code of curl, where it fetched a URL for WebDataset."""
+    found = re.findall(r"exit (\d+)", str(error)) if "curl" in str(error) else []
+    return int(found[-1]) if found else None
 
 
 def fetch_problem(error: Exception) -> str:
     """Return why a shard or index could not be read."""
     if isinstance(error, FileNotFoundError) and error.filename == "curl":
         return "curl fetches what has a URL, and is not installed"
+    if "empty file" in str(error):  # of WebDataset, where curl had not ended when it was read
+        return "nothing came: see that it is there, and that the server lets it be read"
     return _OF_CURL.get(_status(error) or 0, str(error))

@@ -89,6 +89,11 @@ def find_shards(root: str, heldout: str | None = None) -> ShardSet:
     test = {url for url in urls if index.splits.get(file_name(url)) == "test"}
     held = [url for url in urls if url in test] if heldout is None else _expand(heldout, other)
     kept = [url for url in urls if url not in {*test, *held}]
+    if not kept and is_url(root) and not urls:
+        raise DataError(
+            f"no {INDEX} that names shards is at {root}: put it there, as mmcl shards writes it, see that "
+            "the server lets it be read, or give the shards as a pattern, URL/train-{000000..000146}.tar"
+        )
     if not kept:
         raise DataError(
             f"no shard to train on is at {root}: set --data.root to a folder with .tar files, such as mmcl "
@@ -186,7 +191,7 @@ def _counted(urls: list[str], index: ShardIndex) -> tuple[Shard, ...]:
     if remote := [url for url in unknown if is_url(url) and file_name(url) not in index.counts]:
         raise DataError(
             f"how many samples {remote[0]} holds is not known: put an {INDEX} beside the shards, as mmcl "
-            "shards and WebDataset's widsindex write it"
+            "shards and WebDataset's widsindex write it, and see that the server lets it be read"
         )
     if counted := [url for url in unknown if file_name(url) not in index.counts]:
         from lightning.pytorch.utilities import rank_zero_info  # which workers that are spawned lack

@@ -51,4 +51,4 @@ class NTXentLoss(WeightedContrastiveLoss):
         if isinstance(self.kernel, Linear):
             return contrast.similarity
         candidates = contrast.candidates
-        return self.kernel.fit(candidates.detach())(contrast.anchors, candidates)
+        return self.kernel.fit_on_device(candidates.detach())(contrast.anchors, candidates)

@@ -202,7 +202,7 @@ class SupportVectors(NegativeWeights):
     def solve(self, contrast: Contrast) -> SolvedDual:
         """Solve the support vector machine of every anchor."""
         candidates = contrast.candidates.detach()
-        kernel = self.kernel.fit(candidates)
+        kernel = self.kernel.fit_on_device(candidates)
         problem = max_margin_dual(
             kernel(candidates, candidates),
             contrast.positive,

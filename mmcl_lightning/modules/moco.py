@@ -118,7 +118,7 @@ class MoCo(PretrainingModule):
         rows = torch.randn(queue_size, self._projection_width(), generator=torch.Generator().manual_seed(0))
         self.register_buffer("queue", unit_rows(rows))
         self.register_buffer("keys_seen", torch.zeros((), dtype=torch.int64))
-        self._keys_seen: int | None = 0  # the same, known to the host; None after a checkpoint was loaded
+        self._keys_seen: int | None = 0  # the same on the host; None: to be read
         self.register_load_state_dict_post_hook(_forget_keys_seen)  # type: ignore[no-untyped-call]
         self._new_keys: Tensor | None = None
 

@@ -54,7 +54,8 @@ def neighbours(arguments: list[str]) -> None:
     # Before any file is written: an image may be missing.
     drawn = None if picture is None else _draw(images, known, queries, similarity, index, options)
     median = similarity[:, 0].median().item()
-    say(f"similarity of an image to its nearest: {median:.4f} in the median")
+    of = "query" if options.query else "image"
+    say(f"similarity of {'an' if of == 'image' else 'a'} {of} to its nearest: {median:.4f} in the median")
     write_csv(
         out, ("query", "rank", "neighbour", "similarity"), _neighbours(images, queries, similarity, index)
     )
@@ -66,7 +67,7 @@ def neighbours(arguments: list[str]) -> None:
         rows = _duplicates(images, *duplicates)
         write_csv(written[-1], ("first", "second", "similarity", "first_split", "second_split"), rows)
         of = f"{len(options.query)} queries" if options.query else f"{len(images.paths)} images"
-        _say(rows, of, options.duplicates, median)
+        _say(rows, of, options.duplicates, None if options.query else median)
     if picture is not None and drawn is not None:
         with whole_file(picture) as file:
             drawn.save(file, "PNG")
@@ -152,15 +153,18 @@ def _across(row: tuple[Any, ...]) -> bool:
     return "" not in row[3:5] and row[3] != row[4]
 
 
-def _say(rows: list[tuple[Any, ...]], of: str, threshold: float, median: float) -> None:
-    """Print how many pairs may be near duplicates, and the first."""
+def _say(rows: list[tuple[Any, ...]], of: str, threshold: float, median: float | None) -> None:
+    """Print how many pairs may be near duplicates, and the first; the median is that of all images."""
     across = sum(map(_across, rows))
     said = f", {across} of them across splits" if across else ""
     say(f"{len(rows)} pairs of {of} have a cosine similarity of {threshold} or more{said}")
-    if rows and median >= threshold:
+    if rows and median is None:
+        say("  near duplicates, if that is far above the median of all images, which is said without --query")
+    elif rows and median is not None and median >= threshold:
         say("  half of the images are that similar to their nearest: either they are there twice, or the")
-        say("  network hardly tells images apart, and few of these pairs are near duplicates; train longer,")
-        say(f"  or raise --duplicates above {median:.4f}")
+        say("  network hardly tells images apart, and few of these pairs are near duplicates")
+        if median < 0.99995:
+            say(f"  then train longer, or raise --duplicates above {median:.4f}")
     elif rows:
         say("  near duplicates, if that is far above the median of an image and its nearest")
     for row in rows[:_SHOWN]:

@@ -530,10 +530,14 @@ def test_shards_are_read_from_a_server(server: str, shards: Path) -> None:
         DataError, match=r"how many samples .*/none\.tar holds is not known: put an index\.json"
     ):
         stream(f"{server}/none.tar").setup()
-    with pytest.raises(DataError, match="no shard to train on is at"):
+    with pytest.raises(DataError, match=r"no index\.json that names shards is at .*/nowhere: put it there"):
         stream(f"{server}/nowhere").setup()
+    with pytest.raises(DataError, match="is of a kind of URL that WebDataset cannot open"):
+        stream("s3000://bucket/shards").setup()
     Path(shards / "train-000001.tar").unlink()
-    with pytest.raises(DataError, match=r"train-000001\.tar cannot be read after 0 .* an error, such as"):
+    with pytest.raises(
+        DataError, match=r"train-000001\.tar cannot be read after 0 .*(an error|nothing came)"
+    ):
         epoch(stream(server))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

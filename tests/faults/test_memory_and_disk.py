@@ -112,15 +112,19 @@ def test_a_full_gpu_names_what_needs_less() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     said = plain_message(error)
     assert said is not None
-    assert said.startswith("the memory of the GPU is full")
+    assert said.startswith("the memory of the GPU is full (Tried to allocate 2.00 GiB): give a smaller")
     assert "--model.chunk_size" in said
+    own = KeyError("somebody's own, while it was handled")
+    own.__context__ = error
+    assert plain_message(own) != said
 
 
 def test_an_operation_that_a_precision_lacks_is_named() -> None:
     boxes = torch.rand(3, 4, dtype=torch.bfloat16)
     with pytest.raises((NotImplementedError, RuntimeError)) as raised:
         torch.ops.torchvision.nms(boxes, boxes[:, 0], 0.5)
+    assert plain_message(raised.value) is None  # of somebody's own code, such as this file
+    raised.value.__traceback__ = None  # as of code of torchvision alone
     said = plain_message(raised.value)
     assert said is not None
-    assert said.startswith("this device computes no ")
-    assert "in BFloat16: give --trainer.precision 32-true" in said
+    assert said.endswith("cannot be computed in BFloat16 on this device: use a precision of 32-true")

@@ -72,6 +72,11 @@ def test_tables_name_the_files(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     main(["neighbours", "out.npz", "--k=2", "--duplicates=0.9995"])
     assert "near duplicates, if that is far above the median" in capsys.readouterr().out
+    main(["neighbours", "out.npz", "--k=2", "--duplicates=0.999", "--query", "cat/1.png"])
+    said = capsys.readouterr().out
+    assert "half of the images" not in said
+    assert "similarity of a query to its nearest: 0.9994" in said
+    assert "median of all images, which is said without --query" in said
 
 
 def test_the_next_command_names_a_picture_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
