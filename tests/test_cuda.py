@@ -9,6 +9,8 @@ import pytest
 import torch
 from helpers import BASELINES, KERNELS, SOLVERS, make_views, name
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from runs import mmcl, trainer, tu
 
 from mmcl_lightning import MMCL, MMCLLoss, NTXentLoss
 from mmcl_lightning.callbacks import OnlineKNN, Readouts
@@ -147,6 +149,19 @@ def test_training_in_mixed_precision(precision: str) -> None:
     problem = module.criterion.last_duals[0].problem
     assert problem is not None
     assert problem.gram.dtype == torch.float32
+
+
+def test_graphs_resume_exactly_where_sums_have_one_order(tmp_path: Path) -> None:
+    """Without ``deterministic`` the GPU adds up edges in any order; see docs/graphs.md."""
+    options = {"backbone": "gin:7", "projection_head": "moco", "output_dim": 16}
+    settings = {"accelerator": "cuda", "max_epochs": 3, "deterministic": True}
+    whole, resumed = mmcl(**options), mmcl(seed=9, **options)
+    saver = ModelCheckpoint(tmp_path / "saved", "{epoch}", save_top_k=-1)
+    trainer(tmp_path / "a", saver, **settings).fit(whole, tu(tmp_path))
+    path = tmp_path / "saved" / "epoch=0.ckpt"
+    trainer(tmp_path / "b", **settings).fit(resumed, tu(tmp_path), ckpt_path=path)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
 
 
 def test_probe_and_linear_evaluation_train(tmp_path: Path) -> None:
