@@ -160,8 +160,8 @@ def test_graphs_resume_exactly_where_sums_have_one_order(tmp_path: Path) -> None
     trainer(tmp_path / "a", saver, **settings).fit(whole, tu(tmp_path))
     path = tmp_path / "saved" / "epoch=0.ckpt"
     trainer(tmp_path / "b", **settings).fit(resumed, tu(tmp_path), ckpt_path=path)
-    for name, value in whole.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
+    for key, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[key], value), key
 
 
 def test_probe_and_linear_evaluation_train(tmp_path: Path) -> None:
