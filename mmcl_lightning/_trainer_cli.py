@@ -35,6 +35,7 @@ from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, Res
 from mmcl_lightning.callbacks.checkpoint_io import keep_files_whole
 from mmcl_lightning.callbacks.config import SaveConfigAtStart
 from mmcl_lightning.callbacks.job import JobMark, requeued_runs
+from mmcl_lightning.callbacks.memory import MemoryCheck
 from mmcl_lightning.callbacks.monitors import MonitorCheck
 from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
 from mmcl_lightning.callbacks.skipped import SkippedImages
@@ -224,7 +225,7 @@ class MMCLCLI(LightningCLI):
         if self.trainer.strategy.root_device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             _share_cores(getattr(self.datamodule, "num_workers", 0), self.trainer.num_devices)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        callbacks += [MonitorCheck(), JobMark(self._arguments)]
+        callbacks += [MemoryCheck(), MonitorCheck(), JobMark(self._arguments)]
         for callback in self._config_callbacks():
             callback.watch(self.trainer)
         if "ModelCheckpoint" not in str(self.config.fit.trainer.callbacks):

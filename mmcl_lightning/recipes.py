@@ -16,6 +16,8 @@ from mmcl_lightning.errors import ConfigError
 __all__ = ["find_recipe", "layers", "read_recipe", "read_yaml", "recipe_folder", "recipe_names"]
 
 _MOST_VALUES = 100_000
+#: Parts of a configuration, besides options of a command.
+_PARTS = ("base", "ckpt_path", "data", "model", "readouts", "seed_everything", "trainer", "weights_only")
 
 
 def recipe_folder() -> Path:
@@ -161,6 +163,10 @@ def read_recipe(path: str) -> dict[str, Any]:
         raise ConfigError(f"{path} must have options such as 'trainer: {{max_epochs: 10}}', and has {found}")
     if "variants" in content:
         raise ConfigError(f"{path} is a study, not a configuration of one run: mmcl sweep {path}")
+    for name in content:
+        near = difflib.get_close_matches(str(name), _PARTS, n=1, cutoff=0.75)
+        if near and name not in _PARTS:
+            raise ConfigError(f"{path} has a part {name!r}, which there is not; did you mean {near[0]!r}?")
     for name in ("trainer", "model", "data", "readouts"):
         value = content.get(name, {})
         if value is None:

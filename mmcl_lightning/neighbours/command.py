@@ -45,7 +45,8 @@ def neighbours(arguments: list[str]) -> None:
     out = free_path(options.out, "neighbours.csv", ".duplicates.csv")
     picture = None if options.picture is None else free_path(options.picture, "")
     images = EmbeddedImages.read(options.file)
-    known, names = len(images.paths), list(options.query)
+    options.query = list(dict.fromkeys(options.query))  # one that is named twice is one
+    known, names = len(images.paths), options.query
     if options.checkpoint is not None:
         images, names = _with_new(images, options)
     queries = images.rows(names)
@@ -66,7 +67,11 @@ def neighbours(arguments: list[str]) -> None:
         written.append(out.with_suffix(".duplicates.csv"))
         rows = _duplicates(images, *duplicates)
         write_csv(written[-1], ("first", "second", "similarity", "first_split", "second_split"), rows)
-        of = f"{len(options.query)} queries" if options.query else f"{len(images.paths)} images"
+        of = (
+            f"{len(names)} quer{'y' if len(names) == 1 else 'ies'}"
+            if options.query
+            else f"{len(images.paths)} images"
+        )
         _say(rows, of, options.duplicates, None if options.query else median)
     if picture is not None and drawn is not None:
         with whole_file(picture) as file:
@@ -83,9 +88,14 @@ def _with_new(images: EmbeddedImages, options: argparse.Namespace) -> tuple[Embe
     """Add the queries that are files and not among the images; return the names of all queries."""
     new = [name for name in options.query if not images.fitting(name) and Path(name).is_file()]
     if not new:
+        if absent := [name for name in options.query if not images.fitting(name)]:
+            raise ConfigError(
+                f"--query {absent[0]} is neither one of the {len(images.paths)} images of {options.file} "
+                "nor a file"
+            )
         raise ConfigError(
-            "--checkpoint is for images that are not in the file, and no --query is one: leave it out, or "
-            "name a picture"
+            "--checkpoint is for images that are not in the file, and all of --query are: leave it out, or "
+            "name another picture"
         )
     names = [str(Path(name).absolute()) if name in new else name for name in options.query]
     chosen = options.checkpoint, options.backbone, reading_options(options)
@@ -109,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", metavar="FILE", help=".npz or .parquet that predict or embed wrote")
     parser.add_argument("--k", type=int, default=5, help="neighbours of each image (5)")
     parser.add_argument(
-        "--query", nargs="+", default=[], metavar="PATH",
+        "--query", nargs="+", action="extend", default=[], metavar="PATH",
         help="images to search for: their paths as in FILE, or the ends of these, or with --checkpoint any "
         "file (all)",
     )  # fmt: skip

@@ -83,7 +83,7 @@ def test_what_cannot_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     both = ["out.npz", "--checkpoint=told.pt"]
     silent = said("out.npz", "--checkpoint=silent.pt", "--query=new/a.png")
     assert "silent.pt does not say how its images are made, so others could not be compared" in silent
-    assert "no --query is one: leave it out, or name a picture" in said(*both, "--query=1.png")
+    assert "all of --query are: leave it out, or name another picture" in said(*both, "--query=1.png")
     assert "--query none.png fits 0 of the 7 images" in said(*both, "--query", "none.png", "new/a.png")
     assert "new/broken.png" in said(*both, "--query=new/broken.png")
     write_table(Path("other.npz"), {"h": np.eye(3, dtype=np.float32)})
