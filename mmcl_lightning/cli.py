@@ -17,7 +17,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mmcl_lightning import __version__
 from mmcl_lightning._files import free_path
@@ -48,10 +48,8 @@ def export(arguments: list[str]) -> None:
     parser.add_argument("--format", choices=formats, default=formats[0], help="(torchvision)")
     parser.add_argument("--backbone", metavar="NAME", help="the network, where the checkpoint does not say")
     options = parser.parse_args(arguments)
-    from mmcl_lightning.modules.export import export_backbone
-    from mmcl_lightning.modules.formats import FORMATS
-
-    usual = FORMATS[options.format].default
+    export_backbone = _load("modules.export").export_backbone
+    usual = _load("modules.formats").FORMATS[options.format].default
     out = options.out or str(usual if options.overwrite else free_path(None, usual))
     chosen = options.checkpoint, out, options.format, options.backbone
     say(export_backbone(*chosen, overwrite=options.overwrite))
@@ -62,9 +60,16 @@ def _later(module: str, name: str) -> Callable[[list[str]], None]:
     """Return a command that is imported when it runs."""
 
     def run(arguments: list[str]) -> None:
-        getattr(importlib.import_module(f"mmcl_lightning.{module}"), name)(arguments)
+        getattr(_load(module), name)(arguments)
 
     return run
+
+
+def _load(module: str) -> Any:
+    """Import a module of this package; Lightning, which it may bring, puts back how warnings are printed."""
+    loaded = importlib.import_module(f"mmcl_lightning.{module}")
+    filter_warnings()
+    return loaded
 
 
 class Tool(NamedTuple):
@@ -164,9 +169,7 @@ def _run(given: list[str]) -> None:
     elif given[0] in COMMANDS or given[0].startswith("-"):
         for name in () if {"-h", "--help", "--help-all"} & {*given} else _configurations(given):
             layers(name)  # a wrong name is said before the seconds that the imports take
-        from mmcl_lightning import _trainer_cli
-
-        _trainer_cli.train(["--help" if part == "--help-all" else part for part in given])
+        _load("_trainer_cli").train(["--help" if part == "--help-all" else part for part in given])
     else:
         near = difflib.get_close_matches(given[0], [*COMMANDS, *TOOLS], n=1, cutoff=0.7)
         hint = f"; did you mean {near[0]}?" if near else ": see mmcl --help"

@@ -518,6 +518,18 @@ def test_what_needs_no_torch_imports_none(arguments: list[str], code: int, said:
     assert said in done.stdout + done.stderr
 
 
+def test_our_own_warnings_are_sentences_in_a_fresh_process() -> None:
+    program = (
+        "import sys, warnings\n"
+        "from mmcl_lightning import cli\n"
+        "assert 'lightning' not in sys.modules\n"  # whose import puts back how warnings are printed
+        "module = cli._load('_trainer_cli')\n"
+        "warnings.warn_explicit('one of ours', UserWarning, module.__file__, 3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "warning: one of ours\n" in done.stderr
+
+
 def test_a_configuration_that_is_left_out_is_no_wrong_name(capsys: pytest.CaptureFixture[str]) -> None:
     said = complaint(["fit", "--config", "--trainer.max_epochs=3"], capsys, 2)
     assert "argument -c/--config: expected one argument" in said
