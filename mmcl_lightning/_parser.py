@@ -59,6 +59,8 @@ class RecipeParser(LightningArgumentParser):
             message = main_message(message)
             if message.lower().startswith("unrecognized arguments"):
                 message = unknown_arguments(message, self._option_string_actions)
+            if message == "argument -c/--config: expected one argument":
+                message += ", such as quickstart: mmcl recipes lists what there is"
         super().error(plain_lines(message), ex)
 
 

@@ -532,7 +532,7 @@ def test_our_own_warnings_are_sentences_in_a_fresh_process() -> None:
 
 def test_a_configuration_that_is_left_out_is_no_wrong_name(capsys: pytest.CaptureFixture[str]) -> None:
     said = complaint(["fit", "--config", "--trainer.max_epochs=3"], capsys, 2)
-    assert "argument -c/--config: expected one argument" in said
+    assert "argument -c/--config: expected one argument, such as quickstart: mmcl recipes lists" in said
 
 
 @pytest.mark.parametrize(
