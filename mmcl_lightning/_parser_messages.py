@@ -95,6 +95,11 @@ def main_message(message: str) -> str:
         how = f': pip install "mmcl-lightning[{extra}]"' if extra else ": install it, or correct class_path"
         return f"{where}there is no module {absent[1]}{how}"
     text = re.sub(r"Expected a dot import path string: (\S+)", _unknown_class, text)
+    text = re.sub(
+        r"(?:\w+\.)*Lightning(?:Data)?Module: Option '([\w.]+)' is not accepted",
+        r"\1 is given before any class that has it: name the recipe first, then overlays and options",
+        text,
+    )
     text = re.sub(r"(\S+): Option '(\w+)' is not accepted", _unknown_option, text)
     text = re.sub(
         _NO_SUBCLASS, r"expected a \1: its options, such as {} for its defaults, or a class_path", text

@@ -518,6 +518,11 @@ def test_what_needs_no_torch_imports_none(arguments: list[str], code: int, said:
     assert said in done.stdout + done.stderr
 
 
+def test_an_overlay_before_its_recipe_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(["fit", "--config=overlays/log", "--config=quickstart"], capsys, 2)
+    assert "kernel.init_args.gamma is given before any class that has it: name the recipe first" in said
+
+
 def test_our_own_warnings_are_sentences_in_a_fresh_process() -> None:
     program = (
         "import sys, warnings\n"
