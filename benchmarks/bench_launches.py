@@ -232,9 +232,9 @@ STEP_BEFORE = {
     "readouts/_online_classifier.py: _follow": 1,
     "fabric/utilities/apply_func.py: to_item": 1,
 }
-LOGGED = """A step between two log points waits for nothing. In a logged step module, SVM callback and linear
-probe read once each, one after the other, and Lightning once for its loggers: the first of the four waits
-for the network, the others for the few kernels that were launched since.
+LOGGED = """A step between two log points waits for nothing. In a logged step the module, the SVM callback
+and the linear probe read once each, one after the other, and Lightning once for its loggers: the first of
+the four waits for the network, the others for the few kernels that were launched since.
 """
 NOTES = """*Launches*: operations that compute something. *Waits*: operations for which the host waits for
 the device. *Products*: of a matrix (B, n), or of several stacked, with the kernel matrix or its inverse.

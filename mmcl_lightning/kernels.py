@@ -63,7 +63,10 @@ class Kernel(abc.ABC):
         return self
 
     def fit_on_device(self, x: Tensor) -> Kernel:
-        """Return what :meth:`fit` does, for use where ``x`` is: no value is copied to the host."""
+        """Return what :meth:`fit` does, for points ``x``, ``(n, D)``, and use on their device.
+
+        A kernel that overrides it need not wait for a value of the device, as :meth:`fit` may.
+        """
         return self.fit(x)
 
 

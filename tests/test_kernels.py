@@ -15,7 +15,8 @@ every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=name)
 
 
 def test_all_kernels_are_enrolled() -> None:
-    assert {type(kernel) for kernel in KERNELS} == set(Kernel.__subclasses__())
+    own = {kind for kind in Kernel.__subclasses__() if kind.__module__.startswith("mmcl_lightning.")}
+    assert {type(kernel) for kernel in KERNELS} == own  # other tests define kernels too
 
 
 @every_kernel

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mmcl_lightning.batches import views_of
 
-__all__ = ["MemoryCheck", "activation_bytes"]
+__all__ = ["MemoryCheck", "activation_bytes", "available_bytes"]
 
 
 class MemoryCheck(Callback):
@@ -57,7 +57,7 @@ def activation_bytes(network: nn.Module, images: Tensor) -> int:
 
     Args:
         network: A backbone, which is left as it is.
-        images: Few images.
+        images: A few images, ``(n, C, H, W)``, whose activations are counted together.
     """
     kept: dict[int, int] = {}
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mmcl_lightning._processes import end_with_parent
 from mmcl_lightning.datamodules.duplicates import digest
 from mmcl_lightning.datamodules.pictures import PictureReader
 from mmcl_lightning.errors import DataError
@@ -94,7 +95,7 @@ class _Worker:
         # A fork is there at once, while a new interpreter takes seconds to import torch.
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, reader, os.getpid()), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, reader), daemon=True)
         self.process.start()
         theirs.close()
         self.path: str | None = None
@@ -128,12 +129,12 @@ class _Worker:
         self.connection.close()
 
 
-def _serve(connection: Connection, reader: PictureReader, parent: int) -> None:
+def _serve(connection: Connection, reader: PictureReader) -> None:
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while os.getppid() == parent:
-        if connection.poll(5.0):
-            connection.send(_look(connection.recv(), reader))
+    while True:
+        connection.send(_look(connection.recv(), reader))
 
 
 def _look(path: str, reader: PictureReader) -> tuple[list[tuple[str, str]], bytes | None]:

@@ -15,7 +15,6 @@ from helpers import (
     SOLVERS,
     ZOO,
     Case,
-    Given,
     box_optimum,
     generator,
     name,
@@ -38,7 +37,8 @@ ORACLE_CASES = ["one view", "both views", "three views", "duplicate negatives", 
 
 
 def test_all_solvers_are_enrolled() -> None:
-    assert {type(solver) for solver in SOLVERS} == set(Solver.__subclasses__()) - {Given}
+    own = {kind for kind in Solver.__subclasses__() if kind.__module__.startswith("mmcl_lightning.")}
+    assert {type(solver) for solver in SOLVERS} == own  # other tests define solvers too
 
 
 @box_solver
