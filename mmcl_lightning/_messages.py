@@ -156,6 +156,7 @@ def filter_warnings() -> None:
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # main([...]) in a notebook
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")  # torch_geometric's import
     warnings.filterwarnings("ignore", message="The dirpath has changed")  # every resume gets a new folder
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # `fit` says it, with the option
     # Of a checkpoint of an earlier version, whose callbacks Readouts takes up; of others it is worth reading.
     earlier = "OnlineKNN|OnlineLinearProbe|HealthPanel|LogisticReadout|SupportVectorGrid"
     missing = rf".*Please add the following callbacks: \[('({earlier})'(, )?)+\]"

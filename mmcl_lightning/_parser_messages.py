@@ -94,6 +94,20 @@ def main_message(message: str) -> str:
         extra = _EXTRAS.get(absent[1].partition(".")[0])
         how = f': pip install "mmcl-lightning[{extra}]"' if extra else ": install it, or correct class_path"
         return f"{where}there is no module {absent[1]}{how}"
+    # Of a callable, such as an optimizer, the class stands at the end of the message alone.
+    given = re.search(r"\.? Got value: Namespace\(class_path='(.+?)'.*", message)
+    text = text.replace(given[0], "") if given else text
+    text = re.sub(
+        r"Type typing\.Callable\[.+?\] expects a function or a callable class: (?:Parser key \"(.+?)\": )?",
+        lambda match: "".join(f"{part}: " for part in (given and given[1], match[1]) if part),
+        text,
+    )
+    return where + _in_words(text)
+
+
+def _in_words(text: str) -> str:
+    """Put a sentence in place of what names types and classes of Python."""
+    text = re.sub(r"(Expected a <class '\w+'>) Expected a dot import path string: \S+", r"\1", text)
     text = re.sub(r"Expected a dot import path string: (\S+)", _unknown_class, text)
     text = re.sub(
         r"(?:\w+\.)*Lightning(?:Data)?Module: Option '([\w.]+)' is not accepted",
@@ -112,7 +126,7 @@ def main_message(message: str) -> str:
             text.rstrip(".")
             + ": see mmcl --help; a recipe has all that is needed, as in mmcl fit --config quickstart"
         )
-    return where + text
+    return text
 
 
 def unknown_arguments(message: str, known: Iterable[str]) -> str:

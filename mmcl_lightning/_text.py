@@ -6,7 +6,7 @@ import re
 import unicodedata
 from typing import TextIO
 
-__all__ = ["markdown", "plain", "plain_lines", "say"]
+__all__ = ["counted", "markdown", "plain", "plain_lines", "say"]
 
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks, halves of characters, ends of lines
 _LONGEST = 1000  # characters
@@ -48,6 +48,16 @@ def say(text: object = "", file: TextIO | None = None) -> None:
         file: Where to; by default the standard output.
     """
     print(plain_lines(text), file=file, flush=True)
+
+
+def counted(count: int, what: str) -> str:
+    """Return ``"1 epoch"`` or ``"2 epochs"``.
+
+    Args:
+        count: How many.
+        what: Of what, in the singular; the plural adds an s.
+    """
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def markdown(text: object) -> str:

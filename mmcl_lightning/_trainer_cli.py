@@ -30,7 +30,7 @@ from mmcl_lightning._lightning import fits_processes, has_saved, requeue_in_run_
 from mmcl_lightning._next import say_next
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning._parser_messages import class_names
-from mmcl_lightning._text import say
+from mmcl_lightning._text import counted, say
 from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
 from mmcl_lightning.callbacks.checkpoint_io import keep_files_whole
 from mmcl_lightning.callbacks.config import SaveConfigAtStart
@@ -222,8 +222,8 @@ class MMCLCLI(LightningCLI):
         perhaps never, and nothing on Ctrl-C.
         """
         self._refuse_untrained()
-        if self.trainer.strategy.root_device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-            _share_cores(getattr(self.datamodule, "num_workers", 0), self.trainer.num_devices)
+        on_cpu = self.trainer.strategy.root_device.type == "cpu"
+        _share_cores(getattr(self.datamodule, "num_workers", 0), self.trainer.num_devices, on_cpu)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         callbacks += [MemoryCheck(), MonitorCheck(), JobMark(self._arguments)]
         for callback in self._config_callbacks():
@@ -246,7 +246,7 @@ class MMCLCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         epochs = self.trainer.current_epoch
-        say(f"\nTrained {epochs} epoch{'s' * (epochs != 1)}, {self.trainer.global_step} steps.")
+        say(f"\nTrained {counted(epochs, 'epoch')}, {counted(self.trainer.global_step, 'step')}.")
         for part in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
             for line in getattr(part, "summary", list)():
                 say(line)
@@ -354,16 +354,23 @@ def _command_line(kind: type[MMCLCLI], args: list[str] | None, prog: str, run: b
     )
 
 
-def _share_cores(workers: int, processes: int) -> None:
+def _share_cores(workers: int, processes: int, on_cpu: bool) -> None:
     """Leave up to half of the cores to loading: threads of torch and workers on one core wait for each other.
+
+    More workers than cores are said, and left: images on a slow disk may want them.
 
     Args:
         workers: Loading workers of each process.
         processes: Processes of this machine that train.
+        on_cpu: Whether they train on its cores.
     """
     cores = max(1, available_cores() // processes)
+    if workers > cores:
+        rank_zero_info(
+            f"{workers} workers load on {counted(cores, 'core')}; --data.num_workers sets how many"
+        )
     threads = cores - min(workers, cores // 2)
-    if threads < torch.get_num_threads():
+    if on_cpu and "OMP_NUM_THREADS" not in os.environ and threads < torch.get_num_threads():
         torch.set_num_threads(threads)
         rank_zero_info(
             f"torch computes on {threads} of {cores} cores, the rest load; OMP_NUM_THREADS=N sets it"

@@ -120,7 +120,12 @@ def test_an_option_that_cannot_work(
     [
         (["--model=mmcl_lightning.modules.MMCLX"], "error: model: mmcl_lightning.modules.MMCLX: module "),
         (["--model.kernel=mmcl_lightning.kernels.RBFX"], "has no attribute 'RBFX'"),
-        (["--model.optimizer=torch.optim.Adamm"], "has no attribute 'Adamm'"),
+        (
+            ["--model.optimizer=torch.optim.Adamm"],
+            "modules.MMCL: module 'torch.optim' has no attribute 'Adamm'",
+        ),
+        (["--model.optimizer.lrr=1"], "torch.optim.AdamW: Option 'lrr' is not accepted; did you mean 'lr'?"),
+        (["--model.optimizer.lr=big"], "torch.optim.AdamW: lr: Expected float"),
         (["--model.gama=1"], "error: model: mmcl_lightning.modules.MMCL: Option 'gama' is not accepted"),
         (["--data.batchsize=8"], "Option 'batchsize' is not accepted"),
         (["--model.C=big"], "error: model.C: mmcl_lightning.modules.MMCL: Expected float. Got value: big"),

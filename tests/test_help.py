@@ -113,14 +113,29 @@ def test_one_recipe_whole(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "processes", "left"), [(0, 1, []), (3, 1, [5]), (1, 2, [3]), (8, 1, [4]), (4, 4, [1])]
-)
+    ("workers", "processes", "left", "said"),
+    [
+        (0, 1, [], False), (3, 1, [5], False), (1, 2, [3], False), (8, 1, [4], False), (4, 4, [1], True),
+        (9, 1, [4], True),
+    ],
+)  # fmt: skip
 def test_torch_leaves_a_core_to_each_loading_worker(
-    workers: int, processes: int, left: list[int], monkeypatch: pytest.MonkeyPatch
+    workers: int,
+    processes: int,
+    left: list[int],
+    said: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     chosen: list[int] = []
     monkeypatch.setattr(_trainer_cli, "available_cores", lambda: 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    _trainer_cli._share_cores(workers, processes)
+    caplog.set_level("INFO")
+    _trainer_cli._share_cores(workers, processes, True)
+    assert chosen == left
+    cores = "2 cores" if processes == 4 else "8 cores"
+    assert (f"{workers} workers load on {cores}; --data.num_workers sets how many" in caplog.text) == said
+    _trainer_cli._share_cores(workers, processes, False)  # on a GPU
     assert chosen == left

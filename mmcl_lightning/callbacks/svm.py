@@ -44,8 +44,8 @@ class SVMSolverCallback(Callback):
     Writes:
         Every ``log_every_n_steps``, over the anchors of all processes: ``svm/sv_fraction`` and the shares
         of alpha ``svm/zero_fraction``, ``svm/free_fraction``, ``svm/bound_fraction``; ``svm/margin``,
-        ``svm/kkt_residual``, ``svm/duality_gap``, ``svm/steps``, ``svm/negatives`` per anchor; and
-        ``svm/retries`` so far, of the first process.
+        ``svm/kkt_residual``, ``svm/duality_gap``, ``svm/steps``, ``svm/negatives`` per anchor; with
+        ``RBF("median")`` its ``svm/gamma``; and ``svm/retries`` so far, of the first process.
         With labels: ``svm/false_negative_share``, the share of support vectors that are of the anchor's
         class, ``svm/false_negative_share_by_alpha``, ``svm/bound_false_negative_share``, and
         ``svm/false_negative_base_rate`` among all negatives to compare with; see
@@ -67,6 +67,7 @@ class SVMSolverCallback(Callback):
         "duality_gap",
         "steps",
         "negatives",
+        "gamma",
     )
 
     def __init__(
@@ -155,13 +156,13 @@ class SVMSolverCallback(Callback):
         """Log what the last solves found, in the one wait that their checks need anyway."""
         criterion, problem = self._criterion(pl_module), duals[0].problem
         stats = svm_stats(duals)
-        means = _over_processes({name: stats[name] for name in self._LOGGED})
+        means = _over_processes(logged := {name: stats[name] for name in self._LOGGED if name in stats})
         labels = _gathered_labels(criterion, problem, batch)
         sums = torch.stack([false_negative_sums(d.problem, d.solution.alpha, labels) for d in duals]).sum(0)
         sums = gather_with_gradient(sums[None]).sum(0)
 
         def write(values: list[float]) -> None:
-            named = dict(zip(self._LOGGED, values, strict=False))
+            named = dict(zip(logged, values, strict=False))
             named |= false_negative_shares(torch.tensor(values[len(named) :]).view_as(sums))
             pl_module.log_dict({f"svm/{name}": value for name, value in named.items()}, on_step=True)
             pl_module.log("svm/retries", float(self.retries), on_step=True)  # the checks before counted on

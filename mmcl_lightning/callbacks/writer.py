@@ -59,7 +59,9 @@ class RepresentationWriter(BasePredictionWriter):
         """
         super().setup(trainer, pl_module, stage)
         if stage == "predict":
-            self.target = free_path(self.path, Path(trainer.default_root_dir) / "representations.npz")
+            beside = (".png",) if self.path is None else ()  # so that its map has its name
+            default = Path(trainer.default_root_dir) / "representations.npz"
+            self.target = free_path(self.path, default, *beside)
             check_format(self.target)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

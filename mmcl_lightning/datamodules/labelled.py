@@ -54,7 +54,6 @@ class ByFolder:
     """
 
     kind = "class folder"
-    lacking = "which has no class folders"
     otherwise = "if {} is a class, rename it or set data.layout to classes"
 
     def __init__(self, walk: Walk, top: str, only: Collection[str] | None = None) -> None:
@@ -73,6 +72,12 @@ class ByFolder:
     def count(self, split: str) -> int:
         """Return the number of pictures of a split."""
         return self.walk.count(self.place(split))
+
+    def lacking(self, split: str) -> str:
+        """Say what a split that cannot be held out does not have."""
+        if split == "val" and os.path.isdir(os.path.join(self.place(split), "images")):  # not so of its test
+            return "whose labels, val_annotations.txt of Tiny-ImageNet, are missing"
+        return "which has no class folders"
 
     def read(self, split: str = "") -> LabelledPictures:
         """Read a split, or the whole folder: class folders with pictures at any depth, or pictures alone."""
@@ -148,7 +153,6 @@ class ByFile(ByFolder):
     """
 
     kind = "class"
-    lacking = "none of which has a label"
     otherwise = "if {} is no split, set data.layout to flat"
 
     def __init__(self, walk: Walk, top: str, file: LabelFile | None) -> None:
@@ -211,6 +215,10 @@ class ByColumn(ByFile):
     def count(self, split: str) -> int:
         """Return the number of pictures of a split."""
         return len(self._found[split])
+
+    def lacking(self, split: str) -> str:
+        """Say what a split that cannot be held out does not have."""
+        return "none of which has a label"
 
     def read(self, split: str = "") -> LabelledPictures:
         """Read a split."""

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
 from mmcl_lightning._options import check_installed, check_whole
-from mmcl_lightning._text import plain
+from mmcl_lightning._text import counted, plain
 from mmcl_lightning.datamodules.datasets import ViewDataset
 from mmcl_lightning.datamodules.image_folder import ImageFolderDataModule
 from mmcl_lightning.datamodules.loading import EpochSampler, ResumableDataLoader
@@ -154,7 +154,7 @@ class StreamDataModule(ImageFolderDataModule):
         if names is not None:
             lines.append(f"  {len(names)} class{'es' * (len(names) != 1)}")
         if empty:
-            lines.append(f"  without a sample: {empty} shard{'s' * (empty != 1)}")
+            lines.append(f"  without a sample: {counted(empty, 'shard')}")
         return "\n".join(map(plain, lines))
 
     def train_dataloader(self) -> ResumableDataLoader:

@@ -185,7 +185,7 @@ def _read_splits(by: ByFolder, within: str) -> PictureTree:
                     "unpacks the official archives"
                 )
             else:
-                ignored[f"pictures in {name}, {by.lacking}"] += found
+                ignored[f"pictures in {name}, {by.lacking(name)}"] += found
     unknown = sorted(test.classes.keys() - train.classes.keys()) if test and train.labelled else []
     if unknown:
         raise DataError(

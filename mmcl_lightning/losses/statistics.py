@@ -26,7 +26,8 @@ def svm_stats(duals: Sequence[SolvedDual]) -> dict[str, Tensor]:
         of :math:`1 / \|w\|` with :math:`\|w\|^2 = \alpha^\top \Delta \alpha`. ``kkt_residual``: largest
         optimality residual. ``duality_gap``: mean bound on the distance from the optimal objective, relative
         to its size. ``steps``: mean iterations. ``alpha_max``: the largest. ``negatives``: per anchor.
-        ``retries``: failed factorisations, of all sets together.
+        ``retries``: failed factorisations, of all sets together. ``gamma``: inverse width of an RBF kernel
+        that sets it on every batch; of others there is none.
     """
     each = [_stats(dual) for dual in duals]
     combined = {}
@@ -48,7 +49,9 @@ def _stats(dual: SolvedDual) -> dict[str, Tensor]:
     objective = (curvature / 2 - 2 * alpha.sum(1)).abs()
     gap = problem.duality_gap(alpha, gradient)
     tiny = torch.finfo(alpha.dtype).tiny
-    return {
+    gamma = getattr(problem.kernel_name, "gamma", None)
+    fitted = {"gamma": gamma} if isinstance(gamma, Tensor) else {}
+    return fitted | {
         "sv_fraction": support.sum() / total,
         "bound_fraction": bound.sum() / total,
         "zero_fraction": 1 - support.sum() / total,

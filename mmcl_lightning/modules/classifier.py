@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmcl_lightning._options import check_choice, check_number
+from mmcl_lightning._text import counted
 from mmcl_lightning.batches import clean_views, images_and_labels, names_of
 from mmcl_lightning.callbacks.averaging import average_anew
 from mmcl_lightning.distributed import gather_objects
-from mmcl_lightning.errors import ConfigError, DataError
+from mmcl_lightning.errors import ConfigError, DataError, NumericalError
 from mmcl_lightning.models import explained, feature_dim
 from mmcl_lightning.modules.judging import JudgingModule, check_same_classes
 from mmcl_lightning.modules.measures import MEASURES
@@ -184,12 +186,23 @@ class ClassifierModule(JudgingModule):
         self._count += int((labels >= 0).sum())
 
     def on_validation_epoch_end(self) -> None:
-        """Log the accuracy over the images of all processes."""
+        """Log the accuracy over the images of all processes.
+
+        Raises:
+            DataError: If none of them has a label.
+            NumericalError: If the loss is not finite: the accuracy of such weights is no result.
+        """
         losses, counts = zip(*gather_objects((self._loss_sum, self._count)), strict=True)
         if sum(counts) == 0:
             raise DataError("none of the images to classify has a label")
+        loss = sum(losses) / sum(counts)
+        if not math.isfinite(loss):
+            raise NumericalError(
+                f"the loss of the held-out images is {loss} after {counted(self.global_step, 'step')}: the "
+                "weights are no longer finite; train again with a lower --model.lr"
+            )
         assert self._accuracy is not None
-        values = {**self._accuracy.compute(), "loss": sum(losses) / sum(counts)}
+        values = {**self._accuracy.compute(), "loss": loss}
         if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
             self.curve.append((self.current_epoch + 1, self.global_step, values[self.metric]))
             values[f"best_{self.metric}"] = max(point[2] for point in self.curve)

@@ -152,12 +152,3 @@ class Readout(ABC):
             self._said.add(tag)
             for board in reading.boards:
                 board.add_text(tag, text, reading.trainer.global_step)
-
-
-def epochs(count: int) -> str:
-    """Return ``"1 epoch"`` or ``"2 epochs"``.
-
-    Args:
-        count: Number of epochs.
-    """
-    return f"{count} epoch{'s' * (count != 1)}"

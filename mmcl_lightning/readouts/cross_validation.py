@@ -12,9 +12,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from mmcl_lightning._options import check_flags, check_installed, check_number, check_whole
+from mmcl_lightning._text import counted
 from mmcl_lightning.distributed import broadcast_object, layout
 from mmcl_lightning.errors import ConfigError, DataError
-from mmcl_lightning.readouts.base import Readout, epochs
+from mmcl_lightning.readouts.base import Readout
 from mmcl_lightning.readouts.reading import Reading
 
 __all__ = ["SVCCrossValidation"]
@@ -123,7 +124,7 @@ class SVCCrossValidation(Readout):
         """Add the new value to the curve, and say it beside that of the untrained network."""
         if "cv/svc_accuracy" in values:
             self.curve.append((epoch, values["cv/svc_accuracy"], values["cv/svc_std"]))
-            rank_zero_info(f"SVC accuracy after {epochs(epoch)}: {self._words(-1)}{self._floor()}")
+            rank_zero_info(f"SVC accuracy after {counted(epoch, 'epoch')}: {self._words(-1)}{self._floor()}")
         return values
 
     def summary(self) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmcl_lightning._options import check_whole
+from mmcl_lightning._text import counted
 from mmcl_lightning.batches import views_of
 from mmcl_lightning.distributed import gather_objects, layout
 from mmcl_lightning.errors import ShapeError
@@ -123,7 +124,7 @@ class Health(Readout):
         if collapsed and step > 0 and kind not in self._said:
             self._said.add(kind)
             rank_zero_warn(
-                f"{kind} has collapsed after {step} steps: effective rank {rank.value:.3g} of "
+                f"{kind} has collapsed after {counted(step, 'step')}: effective rank {rank.value:.3g} of "
                 f"at most {rank.ceiling}, standard deviation {spread:.2g} of that of spread features. To the "
                 "network all images look nearly alike: check the learning rate, and that the views differ"
             )

@@ -10,10 +10,11 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mmcl_lightning._options import check_whole
+from mmcl_lightning._text import counted
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.features import FeaturePass
 from mmcl_lightning.metrics import KNN_PROTOCOLS, KNNProtocol, sharded_knn_accuracy
-from mmcl_lightning.readouts.base import Readout, epochs
+from mmcl_lightning.readouts.base import Readout
 from mmcl_lightning.readouts.reading import Reading
 
 __all__ = ["KNN"]
@@ -119,7 +120,7 @@ class KNN(Readout):
             self.curve = []
         self._measured = self.described
         self.curve.append((epoch, values["knn/top1"]))
-        rank_zero_info(f"k-NN top-1 after {epochs(epoch)}: {values['knn/top1']:.3f}")
+        rank_zero_info(f"k-NN top-1 after {counted(epoch, 'epoch')}: {values['knn/top1']:.3f}")
         return values | {"knn/best_top1": max(top1 for _, top1 in self.curve)}
 
     def summary(self) -> list[str]:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from mmcl_lightning._accuracy import TopAccuracy
 from mmcl_lightning._options import check_number
+from mmcl_lightning._text import counted
 from mmcl_lightning.batches import class_indices, labels_of
 from mmcl_lightning.deferred import DeferredChecks
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.readouts._online_classifier import OnlineClassifier
-from mmcl_lightning.readouts.base import Readout, epochs
+from mmcl_lightning.readouts.base import Readout
 from mmcl_lightning.readouts.reading import Reading
 
 __all__ = ["LinearProbe"]
@@ -153,7 +154,7 @@ class LinearProbe(Readout):
         if "probe/top1" not in values:
             return values
         self.curve.append((epoch, values["probe/top1"]))
-        rank_zero_info(f"linear probe top-1 after {epochs(epoch)}: {values['probe/top1']:.3f}")
+        rank_zero_info(f"linear probe top-1 after {counted(epoch, 'epoch')}: {values['probe/top1']:.3f}")
         return values | {"probe/best_top1": max(top1 for _, top1 in self.curve)}
 
     def summary(self) -> list[str]:

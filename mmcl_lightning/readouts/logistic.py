@@ -10,9 +10,10 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from mmcl_lightning._accuracy import TopAccuracy
 from mmcl_lightning._options import check_installed, check_number
+from mmcl_lightning._text import counted
 from mmcl_lightning.errors import DataError
 from mmcl_lightning.metrics.logistic import fit_logistic
-from mmcl_lightning.readouts.base import Readout, epochs
+from mmcl_lightning.readouts.base import Readout
 from mmcl_lightning.readouts.reading import Reading
 
 __all__ = ["LogisticRegression"]
@@ -91,7 +92,7 @@ class LogisticRegression(Readout):
         """Say the new value."""
         if "logistic/top1" in values:
             self.top1 = values["logistic/top1"]
-            rank_zero_info(f"logistic regression top-1 after {epochs(epoch)}: {self.top1:.3f}")
+            rank_zero_info(f"logistic regression top-1 after {counted(epoch, 'epoch')}: {self.top1:.3f}")
         return values
 
     def state_dict(self) -> dict[str, Any]:

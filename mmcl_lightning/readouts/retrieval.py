@@ -9,9 +9,10 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 
 from mmcl_lightning._options import check_choice, check_flags, check_whole
+from mmcl_lightning._text import counted
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.metrics import recall_at_k
-from mmcl_lightning.readouts.base import Readout, epochs
+from mmcl_lightning.readouts.base import Readout
 from mmcl_lightning.readouts.reading import Reading
 
 __all__ = ["Retrieval"]
@@ -91,7 +92,7 @@ class Retrieval(Readout):
         name = f"retrieval/R{self.ks[0]}"
         if name in values:
             self.course = [*self.course[:1], values[name]]
-            rank_zero_info(f"retrieval R@{self.ks[0]} after {epochs(epoch)}: {values[name]:.3f}")
+            rank_zero_info(f"retrieval R@{self.ks[0]} after {counted(epoch, 'epoch')}: {values[name]:.3f}")
         return values
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,10 +9,11 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from mmcl_lightning._options import check_choice, check_whole
+from mmcl_lightning._text import counted
 from mmcl_lightning.losses import MMCLLoss
 from mmcl_lightning.negatives import HeldOutImages, Selection, choose_images, find_support_vectors
 from mmcl_lightning.negatives.held_out import NoPicturesError
-from mmcl_lightning.readouts.base import Readout, epochs
+from mmcl_lightning.readouts.base import Readout
 from mmcl_lightning.readouts.reading import Reading
 
 __all__ = ["SupportVectorGrid"]
@@ -100,7 +101,7 @@ class SupportVectorGrid(Readout):
         """Draw the picture; there are no values."""
         if self._chosen is not None:
             found = find_support_vectors(reading.trainer, reading.module, self._chosen)
-            note = f"after {epochs(reading.epoch)}"
+            note = f"after {counted(reading.epoch, 'epoch')}"
             for board in reading.boards:
                 picture = np.asarray(found.draw(self.selection, note))
                 step = reading.trainer.global_step

@@ -20,7 +20,7 @@ from mmcl_lightning._checkpoints import has_good
 from mmcl_lightning._cores import available_cores
 from mmcl_lightning._files import whole_text
 from mmcl_lightning._options import check_whole
-from mmcl_lightning._text import say
+from mmcl_lightning._text import counted, say
 from mmcl_lightning.errors import ConfigError, DataError
 from mmcl_lightning.ledger import Record
 from mmcl_lightning.studies.study import Run, Study, Variant
@@ -84,7 +84,7 @@ class Sweep:
     def _run(self) -> bool:
         variants = self.study.variants
         self._left = sum(len(self.study.tuning_runs(v)) + len(self.study.seeds) for v in variants)
-        say(f"{self.study.name}: {self._left} run{'s' * (self._left != 1)}, {self.parallel} at a time")
+        say(f"{self.study.name}: {counted(self._left, 'run')}, {self.parallel} at a time")
         with ThreadPoolExecutor(self.parallel) as pool, self._interruptible(pool):
             tuning = {v.name: [pool.submit(self._do, r) for r in self.study.tuning_runs(v)] for v in variants}
             chosen = []

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from mmcl_lightning.callbacks import SVMSolverCallback, Throughput, throughput
 from mmcl_lightning.errors import ConfigError
+from mmcl_lightning.kernels import RBF
 from mmcl_lightning.losses import (
     Hard,
     HCLLoss,
@@ -84,6 +85,24 @@ def test_scalars_are_those_of_the_step_they_stand_at(every: int, tmp_path: Path)
         assert [step for step, _ in logged] == due
         assert [value for _, value in logged] == pytest.approx([stats.steps[step][name] for step in due])
     assert [step for step, _ in scalars(tmp_path, "train/loss")] == due
+
+
+def test_the_median_width_is_logged(tmp_path: Path) -> None:
+    widths: list[float] = []
+
+    class Widths(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            (dual,) = pl_module.criterion.last_duals
+            kernel = dual.problem.kernel_name
+            widths.append(float(kernel.gamma))
+
+    run = trainer(tmp_path, Widths(), log=True, log_every_n_steps=1)
+    run.fit(mmcl(kernel=RBF("median")), shapes())
+    logged = [value for _, value in scalars(tmp_path, "svm/gamma")]
+    assert logged == pytest.approx(widths)
+    assert len(set(logged)) == 4
+    trainer(tmp_path / "set", log=True).fit(mmcl(kernel=RBF(2.0)), shapes())
+    assert "svm/gamma" not in events(tmp_path / "set").Tags()["scalars"]
 
 
 def test_histogram_of_the_support_vectors_every_epoch(tmp_path: Path) -> None:

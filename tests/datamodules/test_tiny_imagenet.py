@@ -43,6 +43,14 @@ def test_the_data_module_judges_by_val(root: Path) -> None:
     assert data.splits.query.targets.tolist() == [0, 1, 1]
 
 
+def test_without_the_labels_of_val_it_is_named(root: Path) -> None:
+    (root / "val" / "val_annotations.txt").unlink()
+    what = "pictures in val, whose labels, val_annotations.txt of Tiny-ImageNet, are missing"
+    tree = scan_tree(str(root))
+    assert +tree.ignored == {what: 3, "pictures in test, which has no class folders": 3, ".txt": 4}
+    assert tree.test is None
+
+
 def test_some_classes_of_it(root: Path) -> None:
     (root.parent / "one.txt").write_text(f"{B}\n")
     tree = scan_tree(str(root), class_list=str(root.parent / "one.txt"))

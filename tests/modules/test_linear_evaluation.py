@@ -323,6 +323,13 @@ def test_fine_tuning_equals_a_plain_loop(tmp_path: Path) -> None:
     assert "finetune/top1" in run.callback_metrics
 
 
+def test_a_diverged_training_has_no_result(tmp_path: Path) -> None:
+    module = FineTune("random", backbone=FlatNet(), num_classes=3, lr=1e38)
+    with pytest.raises(NumericalError, match=r"is nan after 3 steps: .* a lower --model.lr"):
+        fit(tmp_path, module, epochs=1)
+    assert module.curve == []
+
+
 def test_fine_tuning_trains_batch_norm_too(weights: str, tmp_path: Path) -> None:
     module = FineTune(weights, backbone="conv4", num_classes=3)
     before = digests(module.backbone.state_dict())
