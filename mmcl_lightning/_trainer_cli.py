@@ -30,6 +30,7 @@ from mmcl_lightning._lightning import fits_processes, has_saved, requeue_in_run_
 from mmcl_lightning._next import say_next
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning._parser_messages import class_names
+from mmcl_lightning._resuming import check_weights, differing_data, differing_options
 from mmcl_lightning._text import counted, say
 from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
 from mmcl_lightning.callbacks.checkpoint_io import keep_files_whole
@@ -44,10 +45,6 @@ from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.negatives.command import draw_negatives
 
 __all__ = ["MMCLCLI", "negatives", "train"]
-
-
-#: Options of the optimizer, with others of which a run is not resumed at all.
-_REFUSED = ("lr", "lr_scaling", "lr_schedule", "optimizer", "warmup", "weight_decay")
 
 
 #: Modules that have all their weights from their option ``checkpoint``.
@@ -196,24 +193,12 @@ class MMCLCLI(LightningCLI):
         if self._saved is None:
             return
         self.model.on_load_checkpoint(self._saved)  # may make parts of the sizes that the checkpoint has
-        saved, weights = self._saved["hyper_parameters"], self._saved["state_dict"]
-        own = self.model.state_dict()
-        differing = sorted(
-            key for key in weights.keys() | own.keys()
-            if key not in own or key not in weights or own[key].shape != weights[key].shape
-        )  # fmt: skip
-        own_config = Path(str(path)).parent.parent / "config.yaml"  # of the run that wrote it
-        if differing:
-            raise ConfigError(
-                f"{path} does not fit this model: {len(differing)} weights differ in name or shape, "
-                f"the first being {differing[0]}; use the configuration that it was trained with"
-                + (f", --config {own_config}" if own_config.is_file() else "")
-            )
-        for name, value in self.model.hparams.items():
-            named = not name.startswith("_") and name in saved
-            if named and name not in _REFUSED and saved[name] != value:
-                differs = f"checkpoint {path}: {saved[name]}; configuration: {value}, which is used"
-                say(f"model.{name}: {differs}", file=sys.stderr)
+        check_weights(str(path), self._saved["state_dict"], self.model.state_dict())
+        lines = [*differing_options(str(path), self._saved["hyper_parameters"], self.model.hparams)]
+        if self.subcommand == "fit" and (data := self.options.get("data")) is not None:
+            lines += differing_data(str(path), data.as_dict())
+        for line in lines:
+            say(line, file=sys.stderr)
 
     def before_fit(self) -> None:
         """Share out the cores, and replace Lightning's own checkpoint where the recipe's is gone.

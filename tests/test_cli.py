@@ -265,6 +265,24 @@ def test_the_configuration_wins_over_the_checkpoint_and_says_so(
     assert said[1] == f"model.C: checkpoint {trained}: 100.0; configuration: 5.0, which is used"
 
 
+def test_other_data_than_the_checkpoints_is_said(
+    trained: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [*QUICK, f"--ckpt_path={trained}", "--trainer.max_epochs=2"]
+    capsys.readouterr()
+    main(
+        [*args, "--data.seed=3", "--data.augment=worker", "--data.num_workers=1"]
+    )  # of which one changes nothing
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data.")]
+    assert said == [
+        f"data.augment: checkpoint {trained}: device; configuration: worker, which is used",
+        f"data.seed: checkpoint {trained}: 0; configuration: 3, which is used",
+    ]
+    (moved := folder / "moved.ckpt").write_bytes(trained.read_bytes())  # away from its config.yaml
+    main([*QUICK, f"--ckpt_path={moved}", "--trainer.max_epochs=2", "--data.seed=3"])
+    assert "data.seed" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("option", "difference"),
     [

@@ -78,7 +78,7 @@ def test_a_requeued_job_goes_on_with_its_own_run_alone(tmp_path: Path, slurm: di
     short = "--trainer.limit_train_batches=1", "--trainer.max_epochs=1"
     with begin(tmp_path, "--seed_everything=5", *short, env=slurm | {"SLURM_RESTART_COUNT": "1"}) as other:
         said, _ = other.communicate(timeout=60)
-    assert "Trained 1 epoch, 1 steps." in said
+    assert "Trained 1 epoch, 1 step." in said
     with begin(tmp_path, "--trainer.max_epochs=300", env=slurm | {"SLURM_RESTART_COUNT": "1"}) as second:
         assert second.stdout is not None
         lines = []
