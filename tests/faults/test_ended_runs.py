@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,12 +32,25 @@ QUICK = [
 ]  # fmt: skip
 
 
-def begin(folder: Path, *options: str, arguments: list[str] = QUICK, **more: Any) -> subprocess.Popen[str]:
-    """Start the command line as a process of its own."""
+@contextlib.contextmanager
+def begin(
+    folder: Path, *options: str, arguments: list[str] = QUICK, **more: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Run the command line as a process of its own, which ends with a test that fails."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more.pop("env", {})
     command = [sys.executable, "-m", "mmcl_lightning", *arguments, *options]
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | more
-    return subprocess.Popen(command, cwd=folder, env=environment, **more)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, for its children too
+    try:
+        process = subprocess.Popen(command, cwd=folder, env=environment, **more)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
 
 
 def wait_for(folder: Path, pattern: str) -> None:
