@@ -53,7 +53,7 @@ def expected(folder: Path) -> torch.Tensor:
 @pytest.mark.parametrize("source", [["run.ckpt"], ["backbone.pt"], ["bare.pt", "--backbone=conv4"]])
 def test_of_a_flat_folder(source: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "photos" / "broken.jpg").write_bytes(b"no picture")
-    with pytest.warns(UserWarning, match=r"1 of 11 pictures cannot be read, and are left out: broken.jpg"):
+    with pytest.warns(UserWarning, match=r"1 of 11 images cannot be read, and are left out: broken.jpg"):
         main(["embed", "--checkpoint", *source, *DATA, "--out=made/out.npz"])
     assert "Wrote made/out.npz: h (10, 256)" in capsys.readouterr().out
     found = np.load("made/out.npz")
@@ -165,7 +165,7 @@ def test_images_are_made_as_those_of_the_weights(folder: Path, capsys: pytest.Ca
     torch.save(weights, "told.pt")
     (folder / "photos" / "0.png").write_bytes(b"no picture")  # the first is looked at for its channels
     data = ["--data.root=photos", "--data.num_workers=0", "--accelerator=cpu"]
-    with pytest.warns(UserWarning, match=r"1 of 10 pictures cannot be read, and are left out: 0.png"):
+    with pytest.warns(UserWarning, match=r"1 of 10 images cannot be read, and are left out: 0.png"):
         main(["embed", "--checkpoint=told.pt", *data, "--out=told.npz"])
     pixels = np.stack([np.asarray(Image.open(f"photos/{index}.png"))[:, 2:18] for index in range(1, 10)])
     images = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25

@@ -184,6 +184,7 @@ def test_the_command_line(
         main([*fit, "--data.train_transform.pool=random3"])
     shown = capsys.readouterr()
     assert "MUTAG: 24 graphs, 142 nodes of 7 features, 260 directed edges" in caplog.text
+    assert ", graphs/s " in caplog.text
     assert "jit.script" not in shown.err
     assert "SVC:          " in shown.out
     assert ", untrained 0." in shown.out

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 
-from mmcl_lightning._lightning import is_training_done, rich_is_installed
+from mmcl_lightning._lightning import datamodule_of, is_training_done, rich_is_installed
 
 __all__ = ["EpochLines", "RichBar", "TextBar", "brings_a_bar", "progress_bar"]
 
@@ -45,7 +45,9 @@ class _RunMetrics:
         if skipped := int(logged.get("data/skipped_images", 0)):
             shown["skipped"] = f"{skipped}"
         if "time/images_per_second" in logged:
-            shown["img/s"] = f"{float(logged['time/images_per_second']):.0f}"
+            items = getattr(datamodule_of(trainer), "items", "images")
+            unit = "img/s" if items == "images" else f"{items}/s"  # the line has 80 columns
+            shown[unit] = f"{float(logged['time/images_per_second']):.0f}"
         self._shown = shown
         return shown
 

@@ -110,12 +110,12 @@ class RepresentationWriter(BasePredictionWriter):
 def _without_damaged(arrays: dict[str, NDArray[Any]], datamodule: Any) -> tuple[dict[str, NDArray[Any]], str]:
     """Leave out the images that could not be read, name them, and say how many were."""
     names = arrays["name"]
-    damaged = ~names[names < 0]
+    damaged, items = ~names[names < 0], getattr(datamodule, "items", "images")
     if len(damaged):
         some = ", ".join(datamodule.rows(damaged[:5].tolist())["path"]) + ", ..." * (len(damaged) > 5)
-        rank_zero_warn(f"{len(damaged)} of {len(names)} pictures cannot be read, and are left out: {some}")
+        rank_zero_warn(f"{len(damaged)} of {len(names)} {items} cannot be read, and are left out: {some}")
     kept = {name: values[names >= 0] for name, values in arrays.items()}
-    return kept, f" ({len(names) - len(damaged)} of {len(names)} pictures read)"
+    return kept, f" ({len(names) - len(damaged)} of {len(names)} {items} read)"
 
 
 def _joined(parts: list[Any]) -> NDArray[Any]:

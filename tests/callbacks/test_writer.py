@@ -190,15 +190,13 @@ def test_damaged_pictures_are_left_out_and_named(
     options = {"image_size": 16, "holdout": 0.0, "num_workers": workers, "eval_batch_size": 4}
     data = ImageFolderDataModule(str(tmp_path / "photos"), on_bad_image="skip", **options)
     writer = RepresentationWriter(str(tmp_path / "out.npz"))
-    with pytest.warns(
-        UserWarning, match=r"4 of 21 pictures cannot be read, and are left out: 00.png, 07.png"
-    ):
+    with pytest.warns(UserWarning, match=r"4 of 21 images cannot be read, and are left out: 00.png, 07.png"):
         trainer(tmp_path, writer).predict(mean_module(), data)
     found = np.load(tmp_path / "out.npz")
     kept = [index for index in range(21) if index not in (0, 7, 8, 20)]
     assert found["path"].tolist() == [f"{index:02d}.png" for index in kept]
     assert (found["h"].ravel() * 255 / 10).round().tolist() == kept
-    assert "split (17,) (17 of 21 pictures read)" in capsys.readouterr().out
+    assert "split (17,) (17 of 21 images read)" in capsys.readouterr().out
     refusing = ImageFolderDataModule(str(tmp_path / "photos"), **options)
     with pytest.raises(DataError, match=r"the image .*00.png cannot be read"):
         trainer(tmp_path).predict(mean_module(), refusing)

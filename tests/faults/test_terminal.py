@@ -78,7 +78,7 @@ def test_embed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
           "--data.num_workers=0", f"--out=out{RED}.npz", "--accelerator=cpu"])  # fmt: skip
     shown = said(capsys)
     assert r"Wrote out\x1b[31m.npz" in shown
-    assert "(4 of 5 pictures read)" in shown
+    assert "(4 of 5 images read)" in shown
 
 
 def test_configurations_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
