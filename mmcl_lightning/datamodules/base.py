@@ -206,8 +206,9 @@ class SSLDataModule(PlainlyLoaded, LightningDataModule):  # type: ignore[misc]  
                 )
             devices = f" on each of {self._world_size} devices" if self._world_size > 1 else ""
             raise ConfigError(
-                f"batch_size is {self.batch_size}{devices}, but there are only {len(source)} training images;"
-                f" set batch_size to {max(2, len(source) // self._world_size)} or less, or bring more images"
+                f"batch_size is {self.batch_size}{devices}, but there are only {len(source)} training "
+                f"{self.items}; set batch_size to {max(2, len(source) // self._world_size)} or less, "
+                f"or bring more {self.items}"
             )
         return self._train_loader(source)
 
