@@ -50,6 +50,10 @@ class RecipeParser(LightningArgumentParser):
             kwargs["action"] = RecipeFile
         return super().add_argument(*args, **kwargs)
 
+    def dump(self, *args: Any, **kwargs: Any) -> str:
+        """Return a configuration as text. To check its values a second time takes longer than the rest."""
+        return super().dump(*args, **(kwargs | {"skip_validation": True}))  # type: ignore[no-any-return]
+
     def print_usage(self, file: Any = None) -> None:
         """Print nothing: the usage of ``fit`` fills a page and would bury the message below it."""
 
