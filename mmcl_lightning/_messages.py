@@ -64,6 +64,8 @@ def plain_message(error: BaseException) -> str | None:
     if chain[1:] and str(error).startswith(("Does not validate", "Problem with given class_path")):
         return f"{_option(error)}{' '.join(str(chain[-1]).split())}"  # a constructor that jsonargparse called
     places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    if str(error).startswith("No supported gpu backend found"):
+        return "torch finds no GPU: set --trainer.accelerator to cpu or auto, or look at the driver"
     if narrow := re.search(r"\"(\w+)\" not implemented for '(BFloat16|Half)'", str(error)):
         return f"{narrow[1]} cannot be computed in {narrow[2]} on this device: use a precision of 32-true"
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:

@@ -65,8 +65,22 @@ def _unknown_option(match: re.Match[str]) -> str:
     classes = kind.__mro__ if isinstance(kind, type) else ()
     inits = [vars(cls)["__init__"] for cls in classes if callable(vars(cls).get("__init__"))]
     options = {option for init in inits[:-1] for option in inspect.signature(init).parameters}
-    near = difflib.get_close_matches(match[2], options - {"self", "kwargs", "args", match[2]}, n=1)
+    near = [f"{part}.{match[2]}" for part in _parts_with(match[2]) if part in options]
+    near += difflib.get_close_matches(match[2], options - {"self", "kwargs", "args", match[2]}, n=1)
     return match[0] + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _parts_with(option: str) -> list[str]:
+    """Return which options of a module, kernel or solver, are of a class that has an option itself."""
+    from mmcl_lightning import kernels, svm
+
+    homes = {"kernel": kernels, "solver": svm}
+    return [
+        part
+        for part, home in homes.items()
+        for kind in (getattr(home, name) for name in home.__all__)
+        if isinstance(kind, type) and option in inspect.signature(kind).parameters
+    ]
 
 
 def main_message(message: str) -> str:
@@ -102,7 +116,11 @@ def main_message(message: str) -> str:
         lambda match: "".join(f"{part}: " for part in (given and given[1], match[1]) if part),
         text,
     )
-    return where + _in_words(text)
+    came = re.search(r"Given value: (?:NestedArg\(key='\S*', val='(.+)'\)|(.+))", message)
+    text = _in_words(text)
+    if came and "Expected " in text and "Got value" not in text:
+        text = f"{text.rstrip('.')}. Got value: {came[1] or came[2].partition('. Got value: ')[0]}"
+    return where + text
 
 
 def _in_words(text: str) -> str:
@@ -120,7 +138,9 @@ def _in_words(text: str) -> str:
     )
     text = re.sub(r"<class '(\w+)'>", r"\1", text)
     text = re.sub(r"typing\.Literal\[(.+?)\]", lambda match: match[1].replace(", ", " or "), text)
-    text = re.sub(r"(Expected a [^.]+?) Expected a ", r"\1 or ", text).replace("Expected a ", "Expected ")
+    before, *expected = text.split("Expected a ")
+    if expected:
+        text = f"{before}Expected {' or '.join(part.strip() for part in expected)}"
     if "are required: fit.data, fit.model" in text or '"subcommand"' in text:
         text = (
             text.rstrip(".")

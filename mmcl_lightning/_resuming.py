@@ -12,13 +12,13 @@ from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.ledger import SERVING
 from mmcl_lightning.recipes import read_yaml
 
-__all__ = ["check_weights", "differing_data", "differing_options", "own_config"]
+__all__ = ["check_weights", "differing_model", "differing_run"]
 
 #: Options of the optimizer, with others of which a run is not resumed at all.
 _REFUSED = ("lr", "lr_scaling", "lr_schedule", "optimizer", "warmup", "weight_decay")
 
 
-def own_config(checkpoint: str) -> Path:
+def _own_config(checkpoint: str) -> Path:
     """Return where the configuration lies of the run that wrote a checkpoint, if it is still there."""
     return Path(checkpoint).parent.parent / "config.yaml"
 
@@ -36,7 +36,7 @@ def check_weights(checkpoint: str, saved: Mapping[str, Tensor], own: Mapping[str
         if key not in own or key not in saved or own[key].shape != saved[key].shape
     )  # fmt: skip
     if differing:
-        config = own_config(checkpoint)
+        config = _own_config(checkpoint)
         raise ConfigError(
             f"{checkpoint} does not fit this model: {len(differing)} weights differ in name or shape, "
             f"the first being {differing[0]}; use the configuration that it was trained with"
@@ -44,39 +44,47 @@ def check_weights(checkpoint: str, saved: Mapping[str, Tensor], own: Mapping[str
         )
 
 
-def differing_options(
-    checkpoint: str, saved: Mapping[str, Any], given: Mapping[str, Any], place: str = "model"
-) -> Iterator[str]:
+def differing_options(checkpoint: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line on each option that a checkpoint and the configuration have with other values.
 
     Args:
         checkpoint: The file.
         saved: Its options.
         given: Those that are used.
-        place: What the names of the options begin with.
     """
     for name, value in given.items():
-        if name in saved and not name.startswith("_") and name not in _REFUSED and saved[name] != value:
+        if name in saved and saved[name] != value:
             differs = f"checkpoint {checkpoint}: {saved[name]}; configuration: {value}, which is used"
-            yield f"{place}.{name}: {differs}"
+            yield f"{name}: {differs}"
 
 
-def differing_data(checkpoint: str, data: Mapping[str, Any]) -> list[str]:
-    """Return a line on each option of the data that the run of a checkpoint had with another value.
+def differing_model(checkpoint: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
+    """Do the same for the options of the model, but for those with which a run is not resumed at all."""
+    before, now = (
+        {f"model.{k}": v for k, v in part.items() if not k.startswith("_") and k not in _REFUSED}
+        for part in (saved, given)
+    )
+    return differing_options(checkpoint, before, now)
+
+
+def differing_run(checkpoint: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """Do the same for the seed and the options of the data.
 
     A checkpoint has none of them: they are read from the ``config.yaml`` of its run, if that lies where the
     run wrote it. Options that change how fast images come are left out.
 
     Args:
         checkpoint: The file.
-        data: ``class_path`` and ``init_args`` of the configuration.
+        given: The configuration of ``fit``.
     """
-    config = own_config(checkpoint)
-    before = (read_yaml(config) or {}).get("data") if config.is_file() else None
-    if not isinstance(before, dict):
-        return []
-    saved, given = _flat(before), {k: v for k, v in _flat(data).items() if k not in SERVING}
-    return list(differing_options(checkpoint, saved, given, "data"))
+    config = _own_config(checkpoint)
+    saved = read_yaml(config) if config.is_file() else None
+    before, now = (
+        _flat({name: part[name] for name in ("seed_everything", "data") if name in part})
+        for part in (saved if isinstance(saved, dict) else {}, given)
+    )
+    serving = {f"data.{name}" for name in SERVING}
+    return differing_options(checkpoint, before, {k: v for k, v in now.items() if k not in serving})
 
 
 def _flat(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:

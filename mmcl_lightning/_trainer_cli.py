@@ -30,7 +30,7 @@ from mmcl_lightning._lightning import fits_processes, has_saved, requeue_in_run_
 from mmcl_lightning._next import say_next
 from mmcl_lightning._parser import RecipeParser
 from mmcl_lightning._parser_messages import class_names
-from mmcl_lightning._resuming import check_weights, differing_data, differing_options
+from mmcl_lightning._resuming import check_weights, differing_model, differing_run
 from mmcl_lightning._text import counted, say
 from mmcl_lightning.callbacks import Ledger, Readouts, RepresentationWriter, ResumableCheckpoint
 from mmcl_lightning.callbacks.checkpoint_io import keep_files_whole
@@ -194,9 +194,9 @@ class MMCLCLI(LightningCLI):
             return
         self.model.on_load_checkpoint(self._saved)  # may make parts of the sizes that the checkpoint has
         check_weights(str(path), self._saved["state_dict"], self.model.state_dict())
-        lines = [*differing_options(str(path), self._saved["hyper_parameters"], self.model.hparams)]
-        if self.subcommand == "fit" and (data := self.options.get("data")) is not None:
-            lines += differing_data(str(path), data.as_dict())
+        lines = [*differing_model(str(path), self._saved["hyper_parameters"], self.model.hparams)]
+        if self.subcommand == "fit":
+            lines += differing_run(str(path), self.options.as_dict())
         for line in lines:
             say(line, file=sys.stderr)
 
@@ -232,6 +232,8 @@ class MMCLCLI(LightningCLI):
             return
         epochs = self.trainer.current_epoch
         say(f"\nTrained {counted(epochs, 'epoch')}, {counted(self.trainer.global_step, 'step')}.")
+        if self._saved is not None and self._saved["global_step"] == self.trainer.global_step:
+            say("The checkpoint had as many: nothing was left to train. --trainer.max_epochs sets the length")
         for part in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
             for line in getattr(part, "summary", list)():
                 say(line)

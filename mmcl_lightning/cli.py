@@ -171,7 +171,7 @@ def _run(given: list[str]) -> None:
             layers(name)  # a wrong name is said before the seconds that the imports take
         _load("_trainer_cli").train(["--help" if part == "--help-all" else part for part in given])
     else:
-        near = difflib.get_close_matches(given[0], [*COMMANDS, *TOOLS], n=1, cutoff=0.7)
+        near = difflib.get_close_matches(given[0], [*COMMANDS, *TOOLS], n=1, cutoff=0.65)
         hint = f"; did you mean {near[0]}?" if near else ": see mmcl --help"
         say(f"error: there is no command {given[0]!r}{hint}", file=sys.stderr)
         raise SystemExit(2)

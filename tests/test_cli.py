@@ -76,7 +76,11 @@ STOP = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=knn/t
         (["--trainer.accumulate_grad_batches=0"], "accumulate_grad_batches must be an integer >= 1, got 0"),
         (["--trainer.val_check_interval=100"], "`val_check_interval` (100) must be less than or equal to"),
         (["--trainer.accelerator=gpux"], "invalid accelerator name"),
-        (["--trainer.accelerator=gpu", "--trainer.devices=64"], "gpu"),
+        pytest.param(
+            ["--trainer.accelerator=gpu"],
+            "error: torch finds no GPU: set --trainer.accelerator to cpu or auto, or look at the driver",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
         (["--trainer.strategy=nope"], "invalid strategy name"),
         (["--seed_everything=-5"], "-5 is not in bounds"),
         (["--ckpt_path=best"], "is not configured to save the best model"),
@@ -131,6 +135,10 @@ def test_an_option_that_cannot_work(
         (["--model.C=big"], "error: model.C: mmcl_lightning.modules.MMCL: Expected float. Got value: big"),
         (["--model.kernel.gamma=big"], "kernels.RBF: Expected float or 'median'"),
         (["--model.negatives=three"], "Expected 'both' or 'one'. Got value: three"),
+        (["--model.gamma=1"], "modules.MMCL: Option 'gamma' is not accepted; did you mean 'kernel.gamma'?"),
+        (["--model.max_steps=1"], "Option 'max_steps' is not accepted; did you mean 'solver.max_steps'?"),
+        (["--trainer.precision=bf17"], "Expected int or 'transformer-engine' or "),
+        (["--trainer.precision=bf17"], " or '64' or '32' or '16' or 'bf16'. Got value: bf17"),
         (["--model.solvr=Exact"], "Option 'solvr' is not accepted; did you mean 'solver'?"),
         (["--model.bakbone=conv4"], "Option 'bakbone' is not accepted; did you mean 'backbone'?"),
         (["--trainer.max_epochz=1"], "--trainer.max_epochz=1; did you mean --trainer.max_epochs?"),
@@ -155,6 +163,7 @@ def test_no_or_a_wrong_command(capsys: pytest.CaptureFixture[str]) -> None:
         main([])
     assert "usage: mmcl COMMAND" in capsys.readouterr().err
     assert complaint(["train"], capsys, code=2) == "error: there is no command 'train': see mmcl --help"
+    assert "did you mean fit?" in complaint(["ftt"], capsys, code=2)
     assert "did you mean validate?" in complaint(["valdate"], capsys, code=2)
     assert "required: fit.data, fit.model" in complaint(["fit", "--seed_everything=1"], capsys, code=2)
 
@@ -270,11 +279,11 @@ def test_other_data_than_the_checkpoints_is_said(
 ) -> None:
     args = [*QUICK, f"--ckpt_path={trained}", "--trainer.max_epochs=2"]
     capsys.readouterr()
-    main(
-        [*args, "--data.seed=3", "--data.augment=worker", "--data.num_workers=1"]
-    )  # of which one changes nothing
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data.")]
+    changes = ["--data.seed=3", "--data.augment=worker", "--data.num_workers=1"]  # the last changes nothing
+    main([*args, *changes, "--seed_everything=5"])
+    said = [line for line in capsys.readouterr().err.splitlines() if "which is used" in line]
     assert said == [
+        f"seed_everything: checkpoint {trained}: 0; configuration: 5, which is used",
         f"data.augment: checkpoint {trained}: device; configuration: worker, which is used",
         f"data.seed: checkpoint {trained}: 0; configuration: 3, which is used",
     ]
@@ -330,6 +339,7 @@ def test_last_with_any_logger(logger: str, folder: Path, capsys: pytest.CaptureF
     captured = capsys.readouterr()
     assert f"--ckpt_path is {first.relative_to(folder)}" in captured.err.replace(f"{folder}/", "")
     assert f"Checkpoint:   {first.relative_to(folder)}" in captured.out, "nothing was left to train"
+    assert "The checkpoint had as many: nothing was left to train. --trainer.max_epochs sets" in captured.out
 
 
 def test_another_optimizer_keeps_nothing_of_the_old_one(folder: Path) -> None:

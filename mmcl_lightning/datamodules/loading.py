@@ -86,8 +86,40 @@ class EpochSampler(DistributedSampler[Any]):
         """Return what else than these two numbers it takes to go on after so many batches; here nothing."""
         return {}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take the state of a loader in, before the next pass."""
+    def plan(self, batch_size: int) -> dict[str, int]:
+        """Return what else the order of an epoch, and its place after some batches, depend on.
+
+        Args:
+            batch_size: Samples of a batch of this process.
+        """
+        samples = len(self.dataset)  # type: ignore[arg-type]
+        return {
+            "processes": self.num_replicas, "batch_size": batch_size, "seed": self.seed, "samples": samples
+        }  # fmt: skip
+
+    def load_state(self, state: dict[str, Any], batch_size: int) -> None:
+        """Take the state of a loader in, before the next pass.
+
+        Args:
+            state: What the loader's ``state_dict`` gave.
+            batch_size: Samples of a batch of this process now.
+        """
+        self._goes_on(state, batch_size)
+
+    def _goes_on(self, state: dict[str, Any], batch_size: int, otherwise: str = "") -> bool:
+        """Whether an epoch goes on with the samples that are left; warn where it does not."""
+        plan = self.plan(batch_size).items()
+        changed = [f"{name} {state[name]}, now {now}" for name, now in plan if state.get(name, now) != now]
+        how = otherwise or (f"with {'; '.join(changed)}" if changed else "")
+        if not how or not state["batches"]:
+            return True
+        from lightning.pytorch.utilities import rank_zero_warn  # which workers that are spawned lack
+
+        rank_zero_warn(
+            f"the checkpoint stands within an epoch that was read {how}: some samples of this epoch come "
+            "twice or not at all; the same as before would read those that are left"
+        )
+        return False
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the passes that start from now on."""
@@ -157,12 +189,13 @@ class ResumableDataLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and the number of batches handed out in it, and what the sampler adds."""
         epoch, batches = self._pending or (self._epoch, self._delivered)
-        sampler = self.sampler
-        more = sampler.state_of(epoch, batches) if isinstance(sampler, EpochSampler) else {}
-        return {"epoch": epoch, "batches": batches} | more
+        state, sampler = {"epoch": epoch, "batches": batches}, self.sampler
+        if not isinstance(sampler, EpochSampler):
+            return state
+        return state | sampler.plan(self.batch_size or 1) | sampler.state_of(epoch, batches)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after ``state_dict["batches"]`` batches if the next pass is in the same epoch."""
         self._pending = (state_dict["epoch"], state_dict["batches"])
         if isinstance(self.sampler, EpochSampler):
-            self.sampler.load_state(state_dict)
+            self.sampler.load_state(state_dict, self.batch_size or 1)

@@ -144,9 +144,9 @@ class StreamSampler(EpochSampler):
         order = self.order
         passes = list(order.earlier[1]) if order.earlier[0] == epoch else []
         passes.append((order.workers, batches - sum(count for _, count in passes)))
-        return self._plan() | {"passes": passes}
+        return {"passes": passes}
 
-    def _plan(self) -> dict[str, int]:
+    def plan(self, batch_size: int) -> dict[str, int]:
         """Return what the order of an epoch depends on, but for the number of workers."""
         order = self.order
         return {
@@ -158,23 +158,11 @@ class StreamSampler(EpochSampler):
             "shards": len(order.starts) - 1,
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any], batch_size: int) -> None:
         """Plan the rest of the epoch that a state is of."""
         order = self.order
         passes = [(int(workers), int(count)) for workers, count in state.get("passes", [])]
-        changed = [
-            f"{name} {state.get(name)}, now {now}"
-            for name, now in self._plan().items()
-            if state.get(name) != now
-        ]
-        if changed and state["batches"]:
-            from lightning.pytorch.utilities import rank_zero_warn  # which workers that are spawned lack
-
-            how = f"with {'; '.join(changed)}" if passes else "from no shards"
-            rank_zero_warn(
-                f"the checkpoint stands within an epoch that was read {how}: some samples of this epoch come "
-                "twice or not at all; the same as before would read those that are left"
-            )
+        if not self._goes_on(state, batch_size, "" if passes else "from no shards"):
             passes = []
         elif passes and passes[-1][0] == order.workers:  # which go on in their own order
             passes.pop()

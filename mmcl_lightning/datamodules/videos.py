@@ -64,9 +64,10 @@ class VideoFile:
         wanted = sorted({position for clip in positions for position in clip})
         found: dict[int, Image.Image] = {}
         left = set(wanted)
+        rgb = _converter()
         for position, frame in self._decode(wanted[0]):
             if position in left:
-                found[position] = frame.to_image()
+                found[position] = Image.fromarray(rgb(frame, format="rgb24").to_ndarray())
                 left.discard(position)
             if not left or position >= wanted[-1]:
                 break
@@ -133,6 +134,13 @@ class VideoFile:
             if not container.streams.video:
                 raise DataError(f"{self.path} has no video in it; remove it from the lists")
             yield container, container.streams.video[0]
+
+
+def _converter() -> Any:
+    """Return what converts frames to RGB, a new one: PyAV 19 keeps one with threads, which a fork lacks."""
+    from av.video.reformatter import VideoReformatter
+
+    return VideoReformatter().reformat
 
 
 def _counts_frames(container: Any, stream: Any) -> bool:

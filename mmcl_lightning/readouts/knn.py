@@ -128,7 +128,8 @@ class KNN(Readout):
         if not self.curve:
             return []
         (_, start), (_, end) = self.curve[0], self.curve[-1]
-        return [f"k-NN top-1:   {start:.3f} -> {end:.3f}  ({self.described})"]
+        worse = ", worse than at the start" if end < start else ""
+        return [f"k-NN top-1:   {start:.3f} -> {end:.3f}{worse}  ({self.described})"]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the curve so far, and what it was measured by."""
@@ -154,6 +155,13 @@ class KNN(Readout):
             k = min(protocol.k, bank.labelled)
             if k < protocol.k:
                 self.inform_once(f"k-NN: k clamped from {protocol.k} to {k}, the size of the labelled bank")
+            mean = bank.labelled / (reading.num_classes or int(bank.labels.max()) + 1)
+            if k > mean:
+                self.inform_once(
+                    f"k-NN: k is {k}, and the bank has {mean:.0f} images of a class on average, so that "
+                    "those of other classes can outvote them: take a smaller k, such as --readouts.knn.k "
+                    f"{max(1, min(20, int(mean) // 2))}"
+                )
             sizes = f"bank {bank.labelled}, queries {query.labelled}"  # which had a label, and could be read
             text = f"{dataclasses.replace(protocol, k=k).describe()}, {sizes}"
             self.protocol_texts[f"knn/top1{self._suffix(protocol)}"] = text

@@ -142,6 +142,21 @@ def test_k_is_clamped_and_that_is_said_once(
     assert readout.described.startswith("k=12 T=0.5")
 
 
+@pytest.mark.parametrize(("k", "said"), [(9, True), (8, False)])
+def test_more_neighbours_than_a_class_has_are_said(
+    k: int, said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    readout = OnlineKNN(**loaders(bank=torch.arange(24) % 3), k=k)
+    with caplog.at_level("INFO"):
+        trainer(tmp_path, readout, max_epochs=2).fit(Plain())
+    text = (
+        "k is 9, and the bank has 8 images of a class on average, so that those of other classes can outvote"
+    )
+    assert [text in line for line in caplog.messages].count(True) == said
+    readout.curve[-1] = (2, -1.0)
+    assert ", worse than at the start  (k=" in readout.summary()[0]
+
+
 def test_rows_without_label_do_not_count(tmp_path: Path) -> None:
     # The unlabelled rows would be another class, or wrong, if they were counted.
     bank = image_loader(24, seed=1)

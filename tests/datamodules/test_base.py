@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -187,13 +188,37 @@ def test_a_loader_continues_within_the_epoch() -> None:
     iterator = iter(loader)
     first = [fingerprint(next(iterator)) for _ in range(2)]
     state = loader.state_dict()
-    assert state == {"epoch": 2, "batches": 2}
+    plan = {"processes": 1, "batch_size": 8, "seed": 0, "samples": 50}
+    assert state == {"epoch": 2, "batches": 2} | plan
     resumed = shapes().train_dataloader()
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
     assert first + epoch_of(resumed, 2) == reference
     assert epoch_of(resumed, 2) == reference
     assert len(resumed) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({"batch_size": 4}, "batch_size 8, now 4"),
+        ({"seed": 3}, "seed 0, now 3"),
+        ({"train_size": 40, "seed": 1}, "seed 0, now 1; samples 50, now 40"),
+        ({}, ""),
+    ],
+)
+def test_a_loader_that_cannot_go_on_where_it_was_says_so(options: dict[str, Any], changed: str) -> None:
+    state = shapes().train_dataloader().state_dict()
+    resumed = shapes(**options).train_dataloader()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed.load_state_dict(state)  # before the first batch all is well
+        resumed.load_state_dict({"epoch": 0, "batches": 2})  # of an earlier version
+    said = (
+        f"within an epoch that was read with {changed}: some samples of this epoch come twice or not at all"
+    )
+    with pytest.warns(UserWarning, match=said) if changed else contextlib.nullcontext():
+        resumed.load_state_dict(state | {"batches": 2})
 
 
 def test_a_finished_epoch_is_not_skipped_in_the_next() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import shutil
 import sys
 from pathlib import Path
@@ -121,6 +122,25 @@ def test_frames_are_those_of_their_positions(tmp_path: Path) -> None:
     assert np.allclose(np.diff(brightness), 3, atol=1.5)
     two = video.clips([[3, 4], [4, 39]])
     assert np.array_equal(two[0][1], two[1][0])
+
+
+def test_a_forked_process_reads_what_its_parent_has_read(written: Path) -> None:
+    """As workers of a loader do; threads of PyAV do not come along."""
+    video = VideoFile(str(next(written.rglob("*.avi"))))
+    expected = video.clips([[0, 1]])[0]
+    context = multiprocessing.get_context("fork")
+    found = context.Queue()
+
+    def read() -> None:
+        found.put([np.array(frame) for frame in video.clips([[0, 1]])[0]])
+
+    worker = context.Process(target=read)
+    worker.start()
+    try:
+        frames = found.get(timeout=60)
+    finally:
+        worker.kill()
+    assert all(np.array_equal(frame, np.array(own)) for frame, own in zip(frames, expected, strict=True))
 
 
 def cut(path: Path, share: float) -> None:
