@@ -9,6 +9,7 @@ _PURPOSES = {
     "validate": "Give loss and readouts of a checkpoint on held-out images.",
     "test": "Give the accuracy of an evaluation's checkpoint on the test images.",
     "predict": "Write the representations of images: h, z, label, file and split of every row.",
+    "negatives": "Draw which negatives count for held-out images, and write them as tables.",
 }
 _EXAMPLES = {
     "fit": """\
@@ -25,7 +26,21 @@ _EXAMPLES = {
     "predict": """\
   mmcl predict --config quickstart --ckpt_path last
   mmcl predict --config quickstart --ckpt_path last --data.predict_split all""",
+    "negatives": """\
+  mmcl negatives --config quickstart --ckpt_path last
+  mmcl negatives --config quickstart --ckpt_path last --views clean --images 256""",
 }
+_PICTURE = """\
+picture
+  --out FILE.png                picture to write (negatives.png); beside it come
+                                a .json and a .csv with every support vector
+  --images 128                  held-out images, each a negative of the others
+  --queries 8                   rows of the picture
+  --support_vectors 6           columns: the strongest first
+  --others 2                    columns: the nearest that do not count, and as
+                                many random ones
+  --views clean                 each image as it is, not two augmented views
+"""
 _OPTIONS = """\
 recipe
   --config NAME                 a recipe (mmcl recipes) or a YAML file; several
@@ -65,10 +80,11 @@ def command_page(command: str) -> str:
     """Return the page of a command of the trainer.
 
     Args:
-        command: ``fit``, ``validate``, ``test`` or ``predict``.
+        command: ``fit``, ``validate``, ``test``, ``predict`` or ``negatives``.
     """
     parts = [f"usage: mmcl {command} --config RECIPE [options]", _PURPOSES[command]]
-    return "\n\n".join([*parts, _EXAMPLES[command], _OPTIONS])
+    own = _PICTURE if command == "negatives" else ""
+    return "\n\n".join([*parts, _EXAMPLES[command], own + _OPTIONS])
 
 
 def overview(purposes: dict[str, str]) -> str:

@@ -153,19 +153,20 @@ def _run(given: list[str]) -> None:
         purposes = {**COMMANDS, **{name: tool.purpose for name, tool in TOOLS.items()}}
         say(overview(purposes), file=sys.stdout if given else sys.stderr)
         raise SystemExit(0 if given else 2)
-    if given[0] in COMMANDS and given[1:] in ([], ["-h"], ["--help"]):
+    configured = given[0] in COMMANDS or given[0] == "negatives"
+    if configured and given[1:] in ([], ["-h"], ["--help"]):
         if asked := given[1:]:
             say(command_page(given[0]))
         else:
             say(f"error: {given[0]} needs a recipe\n\n{command_page(given[0])}", file=sys.stderr)
         raise SystemExit(0 if asked else 2)
-    if given[0] in COMMANDS and f"{given[1].removesuffix('.yaml')}.yaml" in recipe_names():
+    if configured and f"{given[1].removesuffix('.yaml')}.yaml" in recipe_names():
         say(f"error: give the recipe by its option: mmcl {given[0]} --config {given[1]}", file=sys.stderr)
         raise SystemExit(2)
     if given[0] == "--version":
         say(f"mmcl {__version__}")
     elif given[0] in TOOLS:
-        TOOLS[given[0]].run(given[1:])
+        TOOLS[given[0]].run(["--help" if part == "--help-all" else part for part in given[1:]])
     elif given[0] in COMMANDS or given[0].startswith("-"):
         for name in () if {"-h", "--help", "--help-all"} & {*given} else _configurations(given):
             layers(name)  # a wrong name is said before the seconds that the imports take

@@ -99,7 +99,8 @@ def test_knn_of_any_file_without_a_run(
     row = next(line for line in capsys.readouterr().out.splitlines() if "knn/top1" in line)
     main(["export", "--checkpoint", pretrained, "--out", "b.pt"])
     assert capsys.readouterr().out.startswith(
-        "Wrote b.pt: 24 tensors of conv4; read it with torch.load('b.pt')"
+        "Wrote b.pt: 24 tensors of conv4; read it with "
+        "mmcl_lightning.models.build_backbone('conv4').load_state_dict(torch.load('b.pt'))"
     )
     knn = ["--readouts.knn.k=20", "--readouts.knn.temperature=0.07"]
     main(["validate", *LINEAR[1:], "--model.checkpoint=b.pt", "--model.backbone=conv4", *knn])

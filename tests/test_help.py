@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -15,7 +16,11 @@ from mmcl_lightning import _trainer_cli
 from mmcl_lightning._help import command_page, overview
 from mmcl_lightning._recipe_list import _FETCHED, _FOLDERS, data, head
 from mmcl_lightning.cli import COMMANDS, TOOLS, main
+from mmcl_lightning.negatives.command import draw_negatives
 from mmcl_lightning.recipes import recipe_names
+
+#: Commands that take a recipe.
+CONFIGURED = [*COMMANDS, "negatives"]
 
 
 def said(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
@@ -25,7 +30,7 @@ def said(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) ->
     return capsys.readouterr()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", CONFIGURED)
 def test_a_command_with_nothing_says_what_to_give(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     page = said([command, "--help"], 0, capsys)[0]
     assert page.startswith(f"usage: mmcl {command} --config RECIPE")
@@ -40,7 +45,8 @@ def test_a_recipe_without_its_option_is_said(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_page_of_all_options_is_a_command_away(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--trainer.gradient_clip_val" in said(["fit", "--help-all"], 0, capsys)[0]
+    for command in ("fit", "negatives"):
+        assert "--trainer.gradient_clip_val" in said([command, "--help-all"], 0, capsys)[0]
 
 
 def test_every_option_of_the_page_is_one_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,13 +63,19 @@ def test_every_option_of_the_page_is_one_of_a_recipe(capsys: pytest.CaptureFixtu
             place = place.get(part)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", CONFIGURED)
 def test_the_examples_of_the_page_parse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = re.findall(r"^  mmcl (.*?)(?:   .*)?$", command_page(command), flags=re.MULTILINE)
     assert lines
     for line in lines:
         if "config.yaml" not in line:  # of a run
             said([*shlex.split(line), "--print_config"], 0, capsys)
+
+
+def test_every_option_of_the_picture_is_on_its_page() -> None:
+    page = command_page("negatives")
+    given = set(inspect.signature(draw_negatives).parameters) - {"trainer", "model", "datamodule"}
+    assert given - set(re.findall(r"^  --(\w+) ", page, flags=re.MULTILINE)) == {"weights_only"}
 
 
 def test_the_overview_has_every_command() -> None:

@@ -74,6 +74,16 @@ class Source:
         own = {} if self.channels() == 3 else {"in_chans": self.channels()}
         return own | ({k: v for k, v in given.items() if k not in ours} if isinstance(given, dict) else {})
 
+    def built(self) -> str:
+        """Return the call that builds the network."""
+        choice = self.file.options.get("backbone")
+        given = choice if isinstance(choice, dict) else {}
+        options = {k: v for k, v in given.items() if k not in ("name", "pretrained", "cifar_stem")}
+        if self.cifar_stem:
+            options["cifar_stem"] = True
+        said = ", ".join([repr(self.name), *(f"{name}={value!r}" for name, value in options.items())])
+        return f"mmcl_lightning.models.build_backbone({said})"
+
     def made(self) -> dict[str, Any]:
         """Return what is known of how images are made, under timm's names; ``{}`` where nothing is."""
         found = self.preprocessing
@@ -135,7 +145,8 @@ class Source:
             worst = max(worst, float((h - theirs).abs().max() / h.abs().max().clamp_min(1e-12)))
         if not worst <= _TOLERANCE:
             raise NumericalError(f"{what} gives another h: it differs by {worst:.1g} of the largest value")
-        return f"{what} gives the same h (differences up to {worst:.1g} of the largest value)"
+        how = f"to {worst:.1g} of the largest value" if worst else "exactly"
+        return f"{what} gives the same h, {how}"
 
 
 def _rings(count: int, features: int) -> Any:
@@ -152,14 +163,17 @@ def _rings(count: int, features: int) -> Any:
 
 def _torchvision(source: Source, out: Path) -> str:
     write_file(source.state(), out)
-    read = f"read it with torch.load({out.name!r})"
     if source.network is None:
-        return read
+        return f"read it with torch.load({out.name!r})"
+    read = f"read it with {source.built()}.load_state_dict(torch.load({out.name!r}))"
     theirs, what = copy.deepcopy(source.network), "the file"
     if not source.cifar_stem and isinstance(source.network, torchvision.models.ResNet):
         if (channels := source.channels()) == 3:
             theirs, what = torchvision.models.get_model(source.name), "torchvision"
             theirs.fc = nn.Identity()
+            read += (
+                f", or into torchvision.models.{source.name}() with strict=False, which has its fc besides"
+            )
         else:
             read += f"; torchvision's own takes 3 channels, and this {channels}"
     theirs.load_state_dict(torch.load(out, weights_only=True))
@@ -181,9 +195,10 @@ def _safetensors(source: Source, out: Path) -> str:
 
     plain = json.dumps(source.told())
     save_file(dict(source.state()), out, metadata={"format": "pt", EXPORTED: plain})
-    read = f"read it with safetensors.torch.load_file({out.name!r})"
+    loaded = f"safetensors.torch.load_file({out.name!r})"
     if source.network is None:
-        return read
+        return f"read it with {loaded}"
+    read = f"read it with {source.built()}.load_state_dict({loaded})"
     theirs = copy.deepcopy(source.network)
     theirs.load_state_dict(load_file(out))
     return f"{read}; {source.compare(theirs, 'the file')}"

@@ -48,7 +48,7 @@ def test_exported_weights_are_torchvisions_without_the_classifier(tmp_path: Path
     path, trained = checkpoint(tmp_path, backbone="resnet18")
     out = tmp_path / "new" / "backbone.pt"
     said = export_backbone(path, str(out))
-    assert said.startswith(f"Wrote {out}: 120 tensors of resnet18; read it with torch.load(")
+    assert said.startswith(f"Wrote {out}: 120 tensors of resnet18; read it with mmcl_lightning.models.build")
     weights = torch.load(out, weights_only=True)
     theirs = torchvision.models.resnet18()
     missing = theirs.load_state_dict(weights, strict=False)
