@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from mmcl_lightning._files import free_path, short_path
+from mmcl_lightning._files import short_path
 from mmcl_lightning._text import plain, say
 
 __all__ = ["NEXT", "say_next"]
@@ -13,17 +13,17 @@ __all__ = ["NEXT", "say_next"]
 NEXT = {
     "check-data": "mmcl fit --config folder_mmcl_log --data.root {root}",
     "check-data, problems": "repair or remove them, or give fit --data.on_bad_image skip",
-    "embed": "mmcl neighbours {file} --picture {free} --root {root}",
+    "embed": "mmcl neighbours {file} --picture --root {root}",
     "export": "mmcl embed --checkpoint {file} --data.root FOLDER",
     "export, another library's": "load {file} as the line above says",
     "fit": "tensorboard --logdir {runs}",
     "fit, no TensorBoard": "mmcl report {runs} --out report.html",
     "flow": "mmcl fit --config ucf101_mmcl --data.root {root} --data.modality flow",
-    "map": "mmcl neighbours {file} --picture {free} --root FOLDER",
+    "map": "mmcl neighbours {file} --picture --root FOLDER",
     "map, pca": "mmcl map {file} --method tsne",
     "map, projector": "tensorboard --logdir {folder}",
     "negatives": "look at {picture}",
-    "neighbours": "mmcl neighbours {file} --picture {free} --root FOLDER",
+    "neighbours": "mmcl neighbours {file} --picture --root FOLDER",
     "neighbours, picture": "look at {picture}",
     "predict": "mmcl map {file}",
     "recipes": "mmcl fit --config NAME",
@@ -46,6 +46,5 @@ def say_next(ending: str, **paths: object) -> None:
         ending: A key of :data:`NEXT`.
         **paths: What stands in its braces, quoted for a shell.
     """
-    paths["free"] = free_path(None, "neighbours.png")  # one that the command would not refuse
     quoted = {name: shlex.quote(plain(short_path(str(path)))) for name, path in paths.items()}
     say(f"next: {NEXT[ending].format(**quoted)}")

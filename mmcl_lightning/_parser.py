@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 from lightning.pytorch.cli import LightningArgumentParser
 
 from mmcl_lightning._parser_messages import main_message, unknown_arguments
-from mmcl_lightning._text import plain_lines
+from mmcl_lightning._text import plain_lines, say
 from mmcl_lightning.datamodules import ImageDataModule, ImageFolderDataModule, SSLDataModule
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.recipes import find_recipe, layers, read_recipe
@@ -59,13 +60,18 @@ class RecipeParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with the part of the message that says what is wrong."""
-        if self.exit_on_error:
-            message = main_message(message)
-            if message.lower().startswith("unrecognized arguments"):
-                message = unknown_arguments(message, self._option_string_actions)
-            if message == "argument -c/--config: expected one argument":
-                message += ", such as quickstart: mmcl recipes lists what there is"
-        super().error(plain_lines(message), ex)
+        if not self.exit_on_error:
+            super().error(plain_lines(message), ex)
+        message = main_message(message)
+        if message.lower().startswith("unrecognized arguments"):
+            meant = unknown_arguments(message, self._option_string_actions)
+            message = (
+                meant if meant != message else f"{message}: see {self.prog.replace(' [options]', '')} --help"
+            )
+        if message == "argument -c/--config: expected one argument":
+            message += ", such as quickstart: mmcl recipes lists what there is"
+        say(f"error: {message}", file=sys.stderr)
+        self.exit(2)
 
 
 def folder_options(

@@ -92,7 +92,7 @@ def test_a_map_and_the_projector_are_written_beside_it(
     said = capsys.readouterr().out.splitlines()
     assert said[-3] == "Wrote projector: 10 of 10 images for the projector, with thumbnails"
     assert said[-2].startswith("Wrote representations.png: 10 images by PCA, ")
-    assert said[-1] == "next: mmcl neighbours representations.npz --picture neighbours.png --root photos"
+    assert said[-1] == "next: mmcl neighbours representations.npz --picture --root photos"
     assert Image.open("representations.png").width > 800
     (sprite,) = folder.glob("projector/*/h/sprite.png")
     assert Image.open(sprite).size == (4 * 48, 4 * 48)

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from mmcl_lightning.cli import main
 from mmcl_lightning.errors import ConfigError
@@ -85,7 +87,7 @@ def test_shards_take_the_place_of_a_folder_and_the_rest_stays(capsys: pytest.Cap
 
 def test_overlays_are_found_by_name_and_are_no_recipes() -> None:
     assert OVERLAYS == [
-        "ddp", "exact", "large_batch", "log", "projected_gradient", "reference", "slurm", "stream",
+        "cpu", "ddp", "exact", "large_batch", "log", "projected_gradient", "reference", "slurm", "stream",
     ]  # fmt: skip
     assert find_recipe("overlays/ddp") == str(recipe_folder() / "overlays" / "ddp.yaml")
     assert not {f"{name}.yaml" for name in OVERLAYS} & {*recipe_names()}
@@ -114,6 +116,24 @@ def test_the_log_form_and_the_published_code_over_other_recipes(capsys: pytest.C
     options = config["model"]["init_args"]
     assert ProjectedGradient(**options["solver"]["init_args"]) == ProjectedGradient.reference()
     assert (options["negatives"], options["C"]) == ("one", math.inf)
+
+
+@pytest.mark.parametrize("recipe", ["folder_mmcl", "folder_mmcl_log", "folder_simclr"])
+def test_photos_on_a_cpu(recipe: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for index in range(40):
+        path = folder / "photos" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((40, 40, 3), 6 * index, np.uint8)).save(path)
+    over = ["--config=overlays/cpu", "--data.root=photos"]
+    config = printed([f"--config={recipe}", *over], capsys)
+    assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 1e-3
+    assert config["model"]["init_args"]["lr_schedule"] == "cosine"
+    assert config["trainer"]["max_epochs"] == 60
+    few = ["--data.batch_size=16", "--data.num_workers=0", "--trainer.max_steps=2", "--readouts.knn.k=5"]
+    main(["fit", f"--config={recipe}", *over, *few, "--trainer.accelerator=cpu"])
+    said = capsys.readouterr().out
+    assert "Trained 1 epoch, 2 steps." in said
+    assert "k-NN top-1: " in said
 
 
 def test_a_large_batch_in_chunks(capsys: pytest.CaptureFixture[str]) -> None:

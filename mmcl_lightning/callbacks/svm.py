@@ -124,7 +124,9 @@ class SVMSolverCallback(Callback):
         if trainer.global_step == 1 and not self._announced:
             self._announced = True
             anchors = sum(dual.problem.B for dual in duals)
-            rank_zero_info(f"MMCL: {problem.negatives} negatives per anchor, {anchors} anchors per process")
+            rank_zero_info(
+                f"MMCL: {anchors} SVMs a step on each process, each of {problem.negatives} negatives"
+            )
         with self._checks.unless_waiting(problem.gram):
             self._guard_curvature(problem)
             for dual in duals:

@@ -32,7 +32,7 @@ _SECONDS = 5.0  # between two lines on the fits
 
 
 class LogisticEvaluation(FrozenClassifier):
-    """Fit a logistic regression to h of clean labelled training images: the quick judge of a pretraining.
+    """Fit a logistic regression to h of clean labelled training images, to judge a pretraining quickly.
 
     Each image passes the frozen network once. The fit has no learning rate and no length to choose, and goes
     to its optimum where the protocol lets it, so that on small sets it says what the features are worth where

@@ -36,14 +36,14 @@ def neighbours(arguments: list[str]) -> None:
         arguments: What stands after ``neighbours`` on the command line.
     """
     options = _parser().parse_args(arguments)
-    if options.picture is not None and Path(options.picture).suffix.lower() != ".png":
+    if options.picture and Path(options.picture).suffix.lower() != ".png":
         raise ConfigError(f"--picture is a file whose name ends in .png, got {options.picture}")
     if options.picture is not None and options.root is None:
         raise ConfigError(
             "--picture needs the images: set --root to the folder that the paths are relative to"
         )
     out = free_path(options.out, "neighbours.csv", ".duplicates.csv")
-    picture = None if options.picture is None else free_path(options.picture, "")
+    picture = None if options.picture is None else free_path(options.picture or None, "neighbours.png")
     images = EmbeddedImages.read(options.file)
     options.query = list(dict.fromkeys(options.query))  # one that is named twice is one
     known, names = len(images.paths), options.query
@@ -135,7 +135,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE.csv",
         help="table to write (neighbours.csv); .duplicates.csv is written beside it",
     )
-    parser.add_argument("--picture", metavar="FILE.png", help="picture of queries and their neighbours")
+    parser.add_argument(
+        "--picture",
+        nargs="?",
+        const="",
+        metavar="FILE.png",
+        help="picture of queries and their neighbours (neighbours.png, or the next that is free)",
+    )
     add_reading_options(parser, "the picture")
     return parser
 

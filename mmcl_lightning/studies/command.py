@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 from pathlib import Path
@@ -97,9 +98,10 @@ def report(arguments: list[str]) -> None:
         options.folder, options.out, options.title, options.metrics,
         reference=options.reference, tuned_by=options.metrics,
     )  # fmt: skip
-    say(text)
+    page = options.out.suffix == ".html"  # which has the pictures inside
+    say(re.sub(r"^!\[.*\n\n", "", text, flags=re.MULTILINE) if page else text)
     say(f"Report: {options.out}")
-    if options.out.suffix == ".html":
+    if page:
         say_next("report, page", page=options.out)
     else:
         say_next("report", folder=options.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_tables_name_the_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  0.999391 train/cat/1.png test/cat/5.png (train and test)\n" in said
     assert said.endswith(
         "Wrote neighbours.csv, neighbours.duplicates.csv\n"
-        "next: mmcl neighbours out.npz --picture neighbours.png --root FOLDER\n"
+        "next: mmcl neighbours out.npz --picture --root FOLDER\n"
     )
     main(["neighbours", "out.npz", "--k=2", "--duplicates=0.999"])
     assert read("neighbours_2.csv") == rows
@@ -79,10 +80,14 @@ def test_tables_name_the_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert "median of all images, which is said without --query" in said
 
 
-def test_the_next_command_names_a_picture_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("neighbours.png").touch()
+def test_the_next_command_can_be_given_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:
     main(["neighbours", "out.npz"])
-    assert "--picture neighbours_2.png" in capsys.readouterr().out
+    for name in ("neighbours.png", "neighbours_2.png"):
+        (command,) = re.findall("^next: mmcl (.*)$", capsys.readouterr().out, flags=re.MULTILINE)
+        main(command.replace("FOLDER", "photos").split())
+        assert Image.open(name).width > 100
+        capsys.readouterr()
+        main(["neighbours", "out.npz"])
 
 
 def test_a_picture_of_some_queries() -> None:

@@ -143,7 +143,7 @@ def test_the_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["map", "out.npz", "--method=tsne", "--out=made/t.png"])
     assert capsys.readouterr().out.splitlines() == [
         "Wrote made/t.png: 6 images by t-SNE (perplexity 2), which keeps neighbours, not distances",
-        "next: mmcl neighbours out.npz --picture neighbours.png --root FOLDER",
+        "next: mmcl neighbours out.npz --picture --root FOLDER",
     ]
     main(["map", "out.npz"])
     assert (file.parent / "out_2.png").is_file()
