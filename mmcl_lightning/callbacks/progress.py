@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -64,10 +65,24 @@ class _RunMetrics:
             return None
         since, first = self._start
         done = trainer.global_step - first
-        total = trainer.estimated_stepping_batches
-        if done < 1 or total == float("inf"):
+        left = _steps_left(trainer)
+        if done < 1 or left == math.inf:
             return None
-        return (time.monotonic() - since) / done * max(0.0, total - trainer.global_step)
+        return (time.monotonic() - since) / done * max(0.0, left)
+
+
+def _steps_left(trainer: Trainer) -> float:
+    """Return the optimizer steps that are left; those before a resume may be of another batch size."""
+    accumulated: int = trainer.accumulate_grad_batches
+    epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs - trainer.current_epoch
+    per_epoch = _rounded_up(trainer.num_training_batches, accumulated)
+    within = _rounded_up(trainer.fit_loop.batch_idx + 1, accumulated)
+    by_steps = math.inf if trainer.max_steps < 0 else trainer.max_steps - trainer.global_step
+    return min(by_steps, epochs * per_epoch - within)
+
+
+def _rounded_up(batches: float, accumulated: int) -> float:
+    return batches if batches == math.inf else math.ceil(batches / accumulated)
 
 
 class _FewMetrics(ProgressBar):

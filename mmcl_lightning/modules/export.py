@@ -59,7 +59,7 @@ def export_backbone(
     chosen, file = FORMATS[format], read_backbone(checkpoint)
     if missing := missing_packages(chosen.needs):
         raise ConfigError(
-            f'format {format!r} needs {" and ".join(missing)}: pip install "mmcl-lightning[export]"'
+            f'format {format!r} needs {", ".join(missing)}: pip install "mmcl-lightning[export]"'
         )
     target = _target(checkpoint, out, chosen.default, overwrite)
     broken = [key for key, value in file.weights.items() if not value.isfinite().all()]

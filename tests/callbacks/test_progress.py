@@ -81,3 +81,15 @@ def test_a_line_repeats_no_accuracy_of_an_earlier_epoch(
     said = [text for record in caplog.records if (text := record.getMessage()).startswith("epoch")]
     assert ["k-NN" in line for line in said] == [False, True, False, True, True]
     assert all("loss" in line for line in said)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_no_time_is_left_at_the_end_of_a_run_with_another_batch_size(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer(tmp_path, max_epochs=1, enable_checkpointing=True).fit(simclr(), shapes())
+    (path,) = tmp_path.rglob("*.ckpt")
+    run = trainer(tmp_path, EpochLines(), max_epochs=2)
+    run.fit(simclr(), shapes(batch_size=16), ckpt_path=path)
+    assert run.global_step == 6
+    assert [line for line in caplog.messages if line.startswith("epoch")][-1].endswith(", left 00:00")
