@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,9 @@ def differing_run(checkpoint: str, given: Mapping[str, Any]) -> Iterator[str]:
         checkpoint: The file.
         given: The configuration of ``fit``.
     """
-    config = _own_config(checkpoint)
-    saved = read_yaml(config) if config.is_file() else None
+    saved = None
+    with contextlib.suppress(ConfigError, OSError):  # a file that somebody has changed stops no run
+        saved = read_yaml(_own_config(checkpoint))
     before, now = (
         _flat({name: part[name] for name in ("seed_everything", "data") if name in part})
         for part in (saved if isinstance(saved, dict) else {}, given)

@@ -287,6 +287,9 @@ def test_other_data_than_the_checkpoints_is_said(
         f"data.augment: checkpoint {trained}: device; configuration: worker, which is used",
         f"data.seed: checkpoint {trained}: 0; configuration: 3, which is used",
     ]
+    (trained.parent.parent / "config.yaml").write_text("data: [")  # which stops nothing
+    main([*args, "--data.seed=3"])
+    assert "data.seed" not in capsys.readouterr().err
     (moved := folder / "moved.ckpt").write_bytes(trained.read_bytes())  # away from its config.yaml
     main([*QUICK, f"--ckpt_path={moved}", "--trainer.max_epochs=2", "--data.seed=3"])
     assert "data.seed" not in capsys.readouterr().err
