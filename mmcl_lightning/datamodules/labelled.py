@@ -159,6 +159,10 @@ class ByFile(ByFolder):
         super().__init__(walk, top)
         self.file = file
 
+    def lacking(self, split: str) -> str:
+        """Say what a split that cannot be held out does not have."""
+        return "none of which has a label"
+
     def read(self, split: str = "") -> LabelledPictures:
         """Read a split, or the whole folder."""
         folder = self.place(split) if split else self.top
@@ -215,10 +219,6 @@ class ByColumn(ByFile):
     def count(self, split: str) -> int:
         """Return the number of pictures of a split."""
         return len(self._found[split])
-
-    def lacking(self, split: str) -> str:
-        """Say what a split that cannot be held out does not have."""
-        return "none of which has a label"
 
     def read(self, split: str = "") -> LabelledPictures:
         """Read a split."""
