@@ -53,6 +53,12 @@ def allowed_residual(problem: MaxMarginDual, alpha: Tensor, tol: float) -> Tenso
     return problem.rounding(alpha).clamp_(tol, max(tol, 0.01))
 
 
+# Not within: older releases of torch do not compile the list of an enumeration.
+_CONVERGED, _ROUNDED, _MAX_STEPS = map(
+    list(Status).index, (Status.CONVERGED, Status.ROUNDED, Status.MAX_STEPS)
+)
+
+
 def status_at(problem: MaxMarginDual, alpha: Tensor, residual: Tensor, tol: float) -> Tensor:
     """Say how an iterative solver ended that found ``alpha`` ``(B, n)`` with ``residual`` ``(B,)``.
 
@@ -61,9 +67,8 @@ def status_at(problem: MaxMarginDual, alpha: Tensor, residual: Tensor, tol: floa
     """
     allowed = torch.stack([residual.new_full((len(residual),), tol), allowed_residual(problem, alpha, tol)])
     met = (residual <= allowed).all(1)  # False for nan
-    order = list(Status)
-    rest = torch.where(met[1], order.index(Status.ROUNDED), order.index(Status.MAX_STEPS))
-    return torch.where(met[0], order.index(Status.CONVERGED), rest)
+    rest = torch.where(met[1], _ROUNDED, _MAX_STEPS)
+    return torch.where(met[0], _CONVERGED, rest)
 
 
 def check_iterations(max_steps: int, tol: float, check_every: int = 1) -> None:
