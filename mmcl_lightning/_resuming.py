@@ -45,7 +45,7 @@ def check_weights(checkpoint: str, saved: Mapping[str, Tensor], own: Mapping[str
         )
 
 
-def differing_options(checkpoint: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
+def _differing(checkpoint: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line on each option that a checkpoint and the configuration have with other values.
 
     Args:
@@ -60,16 +60,22 @@ def differing_options(checkpoint: str, saved: Mapping[str, Any], given: Mapping[
 
 
 def differing_model(checkpoint: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
-    """Do the same for the options of the model, but for those with which a run is not resumed at all."""
+    """Yield a line on each option of the model that differs, but for those that no resumed run may change.
+
+    Args:
+        checkpoint: The file.
+        saved: Its options.
+        given: Those that are used.
+    """
     before, now = (
         {f"model.{k}": v for k, v in part.items() if not k.startswith("_") and k not in _REFUSED}
         for part in (saved, given)
     )
-    return differing_options(checkpoint, before, now)
+    return _differing(checkpoint, before, now)
 
 
 def differing_run(checkpoint: str, given: Mapping[str, Any]) -> Iterator[str]:
-    """Do the same for the seed and the options of the data.
+    """Yield a line on the seed and each option of the data that differ.
 
     A checkpoint has none of them: they are read from the ``config.yaml`` of its run, if that lies where the
     run wrote it. Options that change how fast images come are left out.
@@ -86,7 +92,7 @@ def differing_run(checkpoint: str, given: Mapping[str, Any]) -> Iterator[str]:
         for part in (saved if isinstance(saved, dict) else {}, given)
     )
     serving = {f"data.{name}" for name in SERVING}
-    return differing_options(checkpoint, before, {k: v for k, v in now.items() if k not in serving})
+    return _differing(checkpoint, before, {k: v for k, v in now.items() if k not in serving})
 
 
 def _flat(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:

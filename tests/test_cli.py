@@ -81,6 +81,11 @@ STOP = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=knn/t
             "error: torch finds no GPU: set --trainer.accelerator to cpu or auto, or look at the driver",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
+        pytest.param(
+            ["--trainer.accelerator=gpu", "--trainer.devices=64"],
+            "gpu",
+            marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is none"),
+        ),
         (["--trainer.strategy=nope"], "invalid strategy name"),
         (["--seed_everything=-5"], "-5 is not in bounds"),
         (["--ckpt_path=best"], "is not configured to save the best model"),

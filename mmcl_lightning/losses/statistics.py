@@ -49,7 +49,7 @@ def _stats(dual: SolvedDual) -> dict[str, Tensor]:
     objective = (curvature / 2 - 2 * alpha.sum(1)).abs()
     gap = problem.duality_gap(alpha, gradient)
     tiny = torch.finfo(alpha.dtype).tiny
-    gamma = getattr(problem.kernel_name, "gamma", None)
+    gamma = getattr(dual.kernel, "gamma", None)
     fitted = {"gamma": gamma} if isinstance(gamma, Tensor) else {}
     return fitted | {
         "sv_fraction": support.sum() / total,

@@ -171,9 +171,7 @@ def _torchvision(source: Source, out: Path) -> str:
         if (channels := source.channels()) == 3:
             theirs, what = torchvision.models.get_model(source.name), "torchvision"
             theirs.fc = nn.Identity()
-            read += (
-                f", or into torchvision.models.{source.name}() with strict=False, which has its fc besides"
-            )
+            read += f", or torchvision.models.{source.name}() with strict=False, since the file has no fc"
         else:
             read += f"; torchvision's own takes 3 channels, and this {channels}"
     theirs.load_state_dict(torch.load(out, weights_only=True))

@@ -93,8 +93,7 @@ def test_the_median_width_is_logged(tmp_path: Path) -> None:
     class Widths(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             (dual,) = pl_module.criterion.last_duals
-            kernel = dual.problem.kernel_name
-            widths.append(float(kernel.gamma))
+            widths.append(float(dual.kernel.gamma))
 
     run = trainer(tmp_path, Widths(), log=True, log_every_n_steps=1)
     run.fit(mmcl(kernel=RBF("median")), shapes())

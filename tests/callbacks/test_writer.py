@@ -145,7 +145,9 @@ def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
 def test_a_parquet_row_without_a_value_is_refused(row: Any, tmp_path: Path) -> None:
     h = arrow.array([[1.0, 2.0], row, [3.0, 2.0]], type=arrow.list_(arrow.float32(), 2))
     parquet.write_table(arrow.table({"h": h}), tmp_path / "out.parquet")
-    with pytest.raises(DataError, match=r"cannot be read .*(1 values in h are null|size=0)"):
+    refused = row is None and int(arrow.__version__.partition(".")[0]) < 26  # by Arrow itself
+    said = "Expected all lists to be of size=2" if refused else r"1 values in h are null\)"
+    with pytest.raises(DataError, match=rf"cannot be read .*\({said}"):
         read_table(tmp_path / "out.parquet")
 
 
