@@ -72,6 +72,8 @@ class _Gather(torch.autograd.Function):
 def gather_with_gradient(x: Tensor) -> Tensor:
     """Concatenate the rows of all processes, in the order of their ranks.
 
+    The host waits for the device once, to compare the numbers of rows: a gather of different numbers hangs.
+
     Args:
         x: Rows of this process, shape ``(B, D)``; every process must bring the same shape.
 
@@ -84,10 +86,11 @@ def gather_with_gradient(x: Tensor) -> Tensor:
     where = layout()
     if where.world_size == 1:
         return x
-    size = torch.tensor([len(x)], device=x.device)
+    # A fill, as a copy of the number to a GPU would be waited for; then all of them are read in one wait.
+    size = torch.full((1,), len(x), device=x.device)
     sizes = [torch.empty_like(size) for _ in range(where.world_size)]
     dist.all_gather(sizes, size)
-    counts = [int(s) for s in sizes]
+    counts = torch.cat(sizes).tolist()
     if len(set(counts)) > 1:
         raise ShapeError(
             f"every process must bring the same number of rows, got {counts} by rank: "

@@ -184,7 +184,7 @@ def test_use_cases_end_as_they_should(
 def test_waits_are_counted_where_the_host_needs_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = load(monkeypatch, "bench_launches")
     on_device, on_host = torch.arange(4.0), torch.arange(4.0)
-    with bench._Waits() as waits, bench._ToHost(waits):
+    with bench._Waits() as waits, bench._Copies(waits):
         waits.add(on_device)
         on_host.sum().item()
         total = (on_device + on_host).sum()
@@ -193,7 +193,13 @@ def test_waits_are_counted_where_the_host_needs_a_value(monkeypatch: pytest.Monk
         on_device[on_device > 1]
         total.tolist()
         on_device.unique()
-    assert waits.places.total() == 4
+        assert waits.places.total() == 4
+        torch.tensor(1.0)
+        copy = torch.tensor(1.0, device=on_device.device)
+        assert waits.places.total() == 5
+        copy.item()
+        torch.full((), 1.0, device=on_device.device).item()
+    assert waits.places.total() == 7
 
 
 def test_products_are_those_with_the_kernel_matrix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from mmcl_lightning._step_log import log_number
 from mmcl_lightning.batches import image_count
 
 __all__ = ["Throughput"]
@@ -46,7 +47,7 @@ class Throughput(Callback):
         self._mark = now
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self._images and every and trainer.global_step % every == 0:
-            pl_module.log("time/images_per_second", self._images / self._seconds, on_step=True, batch_size=1)
+            log_number(pl_module, "time/images_per_second", self._images / self._seconds, batch_size=1)
             self._images, self._seconds = 0, 0.0
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

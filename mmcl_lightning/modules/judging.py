@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from mmcl_lightning._lightning import replace_hyperparameters
 from mmcl_lightning._options import check_choice
 from mmcl_lightning._specs import to_spec
+from mmcl_lightning._step_log import log_number
+from mmcl_lightning.callbacks.progress import brings_a_bar
 from mmcl_lightning.distributed import mean_over_processes
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.modules.preprocessing import take_over
@@ -94,8 +96,9 @@ class JudgingModule(ResumableModule):
             loss: That of this process.
             count: Its images.
         """
-        self.log("train/loss", mean_over_processes(loss), prog_bar=True, batch_size=count)
-        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=count)
+        shown = mean_over_processes(loss)
+        self.log("train/loss", shown, prog_bar=not brings_a_bar(self.trainer), batch_size=count)
+        log_number(self, "train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=count)
 
     def _log_measured(self, values: Mapping[str, float]) -> None:
         """Log what was measured of held-out images, the same on every process.

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mmcl_lightning._accuracy import TopAccuracy
 from mmcl_lightning._options import check_number
+from mmcl_lightning._step_log import StepLog, step_log
 from mmcl_lightning._text import counted
 from mmcl_lightning.batches import class_indices, labels_of
-from mmcl_lightning.deferred import DeferredChecks
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.readouts._online_classifier import OnlineClassifier
 from mmcl_lightning.readouts.base import Readout
@@ -63,7 +63,7 @@ class LinearProbe(Readout):
         self.lr = lr
         self.weight_decay = weight_decay
         self._classes = 0  # 0: there are no labels, and the probe stays off
-        self._checks = DeferredChecks()
+        self._own_log = StepLog()
 
     def reset(self) -> None:
         """Return to the state before any run."""
@@ -114,24 +114,18 @@ class LinearProbe(Readout):
             )
         rows = h.detach().to(torch.float32)
         repeated = targets.repeat(len(h) // len(targets))
-        with self._checks.unless_waiting(rows):
+        log = step_log(module, self._own_log)
+        with log.checks.unless_waiting(rows):
             loss = self._ready(rows).step(rows, repeated)
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if self._checks.defers(rows.device) and not (every and trainer.global_step % every == 0):
-            # Nothing is written now, and whether any row had a label need not be known.
-            module.log("probe/loss", loss, on_step=True, batch_size=len(repeated))
-            return
-
-        def write(values: list[float]) -> None:
-            if not math.isnan(values[0]):
-                module.log("probe/loss", values[0], on_step=True, batch_size=len(repeated))
-
-        self._checks.add(loss, write)
-        self._checks.look()
+        if every and trainer.global_step % every == 0:
+            log.add(loss, lambda found: {} if math.isnan(found[0]) else {"probe/loss": found[0]})
+            if log is self._own_log:
+                log.write(module)
 
     def compute(self, reading: Reading) -> dict[str, float]:
         """Return ``probe/top1`` and ``probe/top5`` of the query images, or nothing without a classifier."""
-        self._checks.look()
+        step_log(reading.module, self._own_log).end_epoch(reading.module)
         if self.classifier is None and not self._restored:
             return {}
         query = reading.features("query", "the linear probe")
