@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,13 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files last that start threads of autograd: a process forked after that cannot train.
+    """Run files last that start threads of autograd, and the others in the order of their number of tests.
 
-    torch says "Unable to handle autograd's threading in combination with fork-based multiprocessing".
+    A process forked after threads have started cannot train: "Unable to handle autograd's threading in
+    combination with fork-based multiprocessing". Many tests come first so that no worker is left with them.
     """
-    items.sort(key=lambda item: item.get_closest_marker("starts_threads") is not None)
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.get_closest_marker("starts_threads") is not None, -tests[item.path]))
 
 
 def pytest_collection_finish() -> None:
