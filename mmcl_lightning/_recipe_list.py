@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ _FOLDERS = {
 _FETCHED = {"CIFAR10DataModule", "CIFAR100DataModule", "STL10DataModule", "TUDataModule"}
 
 
-_INDENT = 27  # columns of the names
+_INDENT = 29  # columns of the names
 _CLOSING = """
 Of these, few_shot and transfer_linear run by mmcl test.
 An evaluation judges the checkpoint of a pretraining, --model.checkpoint PATH.
@@ -61,15 +62,31 @@ def recipes(arguments: list[str]) -> None:
             )
         )
         return
-    names = recipe_names()  # those that need no known data set first
-    for name in sorted(names, key=lambda name: (name != "quickstart.yaml", not name.startswith("folder_"))):
-        shipped = str(recipe_folder() / name)  # and not a file of that name in the current folder
-        title, cost = head(shipped)
-        lines = [line for part in (title, data(shipped), cost) for line in textwrap.wrap(part, 80 - _INDENT)]
-        lines[0] = f"{name.removesuffix('.yaml'):<{_INDENT}}{lines[0]}"
-        say(f"\n{' ' * _INDENT}".join(lines))
+    by_data: dict[str, list[str]] = {}
+    for name in recipe_names():
+        # The recipe of the package, and not a file of that name in the current folder.
+        by_data.setdefault(data(str(recipe_folder() / name)), []).append(name)
+    # Your own images and the quickstart last, where a terminal shows them.
+    for start in ("folder_", "quickstart"):
+        own = next(place for place, names in by_data.items() if any(name.startswith(start) for name in names))
+        by_data[own] = by_data.pop(own)
+    for place, names in by_data.items():
+        say(f"{place}\n{_lines(names)}")
     say(_CLOSING)
     say_next("recipes")
+
+
+def _lines(names: Sequence[str]) -> str:
+    """Return names and titles of recipes on the same data, and below those of one cost that cost."""
+    by_cost: dict[str, list[str]] = {}
+    for name in names:
+        title, cost = head(str(recipe_folder() / name))
+        first, *rest = textwrap.wrap(title, 80 - _INDENT)
+        named = f"  {name.removesuffix('.yaml'):<{_INDENT - 2}}{first}"
+        by_cost.setdefault(cost, []).extend([named, *(" " * _INDENT + line for line in rest)])
+    for cost, lines in by_cost.items():
+        lines += textwrap.wrap(f"cost: {cost}", 80 - 6, initial_indent=" " * 4, subsequent_indent=" " * 10)
+    return "\n".join(line for lines in by_cost.values() for line in lines)
 
 
 def head(name: str) -> tuple[str, str]:

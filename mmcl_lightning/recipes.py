@@ -127,13 +127,23 @@ def read_yaml(path: str | Path) -> Any:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no YAML text in UTF-8: {error}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} is no YAML: {_fault(error)}") from error
     except ConfigError:
         raise
     except ValueError as error:  # a date that there is not, a number of more digits than Python reads
         raise ConfigError(f"{path} has a value that cannot be read: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{path} is nested too deeply for a configuration") from error
+
+
+def _fault(error: yaml.YAMLError) -> str:
+    """Return what is wrong with a text, and where; lines and columns count from 1."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    begun = getattr(error, "context_mark", None)
+    context = "" if begun is None else f", {error.context} from line {begun.line + 1}"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}"
 
 
 def _count(node: Any, known: dict[int, float], path: str) -> float:

@@ -496,7 +496,10 @@ def test_a_run_on_two_processes_leaves_its_record(folder: Path) -> None:
     [
         ("", "must have options such as 'trainer: {max_epochs: 10}', and has nothing"),
         ("- a", "must have options such as 'trainer: {max_epochs: 10}', and has a list"),
-        ("a: [", "is no YAML: while parsing a flow node"),
+        (
+            "a: [",
+            "is no YAML: line 1, column 5: expected the node content, but found '<stream end>'",
+        ),
         ("trainer:\n", "nothing stands below trainer: indent its options, or leave it out"),
         ("name: x\nvariants: {a: {}}\n", "is a study, not a configuration of one run: mmcl sweep"),
     ],

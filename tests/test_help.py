@@ -98,6 +98,14 @@ def test_every_recipe_says_what_it_does_reads_and_costs(
     assert [name for name in recipe_names() if f"{name.removesuffix('.yaml')} " not in page] == []
     assert max(map(len, page.splitlines())) <= 80
     assert page.count(": here") == 0
+    # Below its data, and above the next cost.
+    lines = page.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("  stl10_mmcl "))
+    (*_, place) = [line for line in lines[:at] if not line.startswith(" ")]
+    assert place == "data/stl10_binary: not here (download)"
+    cost = next(number for number, line in enumerate(lines) if number > at and "cost: " in line)
+    assert " ".join(line.strip() for line in lines[cost : cost + 2]) == f"cost: {head('stl10_mmcl')[1]}"
+    assert lines.index("data made on the spot") > lines.index("data/images: not here") > at
 
 
 def test_data_that_are_here_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
