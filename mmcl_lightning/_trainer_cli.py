@@ -230,9 +230,10 @@ class MMCLCLI(LightningCLI):
         """Print where things lie and how to look at them."""
         if not self.trainer.is_global_zero:
             return
-        epochs = self.trainer.current_epoch
-        say(f"\nTrained {counted(epochs, 'epoch')}, {counted(self.trainer.global_step, 'step')}.")
-        if self._saved is not None and self._saved["global_step"] == self.trainer.global_step:
+        epochs, steps = self.trainer.current_epoch, self.trainer.global_step
+        in_steps = bool(steps or not epochs)  # and not by a fit of its own, as LogisticEvaluation
+        say(f"\nTrained {counted(epochs, 'epoch')}, {counted(steps, 'step')}." if in_steps else "")
+        if self._saved is not None and self._saved["global_step"] == steps:
             say("The checkpoint had as many: nothing was left to train. --trainer.max_epochs sets the length")
         for part in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
             for line in getattr(part, "summary", list)():
@@ -245,7 +246,7 @@ class MMCLCLI(LightningCLI):
         boards = [logger for logger in self.trainer.loggers if isinstance(logger, TensorBoardLogger)]
         for board in boards:
             say(f"TensorBoard:  {short_path(board.log_dir)}")
-        if boards:
+        if boards and in_steps:
             say_next("fit", runs=boards[-1].root_dir)
         else:
             say_next("fit, no TensorBoard", runs=self.trainer.default_root_dir)

@@ -72,7 +72,8 @@ def _read_tiff(path: str | Path | PictureBytes, check_size: Callable[[int, int],
         import tifffile
     except ImportError as error:
         raise DataError(
-            f"the image {path} is a TIFF of bands that Pillow does not read: pip install 'mmcl-lightning[tiff]'"
+            f"the image {path} is a TIFF of bands that Pillow does not read: "
+            'pip install "mmcl-lightning[tiff]"'
         ) from error
     try:
         if isinstance(path, PictureBytes):
