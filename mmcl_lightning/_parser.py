@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
+from jsonargparse import ActionConfigFile, DefaultHelpFormatter  # type: ignore[attr-defined]
 from lightning.pytorch.cli import LightningArgumentParser
 
 from mmcl_lightning._parser_messages import main_message, unknown_arguments
@@ -42,8 +43,31 @@ class RecipeFile(ActionConfigFile):
                 cfg[self.dest][-1] = Path(part)
 
 
+class PlainHelp(DefaultHelpFormatter):
+    """Help of docstrings without their marks for Sphinx, which a terminal does not read."""
+
+    def _expand_help(self, action: Any) -> str:
+        return _without_marks(super()._expand_help(action))
+
+    def _format_text(self, text: str) -> str:
+        return super()._format_text(_without_marks(text))
+
+    def start_section(self, heading: str | None) -> None:
+        """Begin the options of a class, under the first line of its docstring."""
+        super().start_section(None if heading is None else _without_marks(heading))
+
+
+def _without_marks(text: str) -> str:
+    """Return a text with ``code`` and references such as :class:`~a.b.Name` as plain words."""
+    text = re.sub(r":\w+:`~?(?:[\w.]+\.)?([^`]+)`", r"\1", text)
+    return re.sub(r"``(.+?)``", r"\1", text, flags=re.DOTALL)
+
+
 class RecipeParser(LightningArgumentParser):
     """A parser whose ``--config`` also finds shipped recipes by their bare name, with short messages."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **({"formatter_class": PlainHelp} | kwargs))
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
         """Replace the action behind ``--config``."""
@@ -63,6 +87,8 @@ class RecipeParser(LightningArgumentParser):
         if not self.exit_on_error:
             super().error(plain_lines(message), ex)
         message = main_message(message)
+        if message.startswith('Linked "data.root" '):
+            message = f"the folder stands by itself: {self.prog} FOLDER"
         if message.lower().startswith("unrecognized arguments"):
             meant = unknown_arguments(message, self._option_string_actions)
             message = (

@@ -46,7 +46,18 @@ def test_a_recipe_without_its_option_is_said(capsys: pytest.CaptureFixture[str])
 
 def test_the_page_of_all_options_is_a_command_away(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("fit", "negatives"):
-        assert "--trainer.gradient_clip_val" in said([command, "--help-all"], 0, capsys)[0]
+        page = said([command, "--help-all"], 0, capsys)[0]
+        assert "--trainer.gradient_clip_val" in page
+        assert re.findall(r"``|:\w+:`", page) == []
+
+
+def test_a_command_on_a_folder_has_plain_help(capsys: pytest.CaptureFixture[str]) -> None:
+    page = said(["check-data", "--help"], 0, capsys)[0]
+    assert re.findall(r"``|:\w+:`", page) == []
+    assert '"splits", "classes" or "flat" (all images at any depth' in " ".join(page.split())
+    assert said(["check-data", "--data.root", "photos"], 2, capsys)[1] == (
+        "error: the folder stands by itself: mmcl check-data FOLDER\n"
+    )
 
 
 def test_every_option_of_the_page_is_one_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
