@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,20 @@ def test_python_of_the_pages_runs(code: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     exec(compile(code, "page", "exec", dont_inherit=True), {"__name__": "page"})
+
+
+EXAMPLES = [path for path in (ROOT / "mmcl_lightning").rglob("*.py") if ">>> " in path.read_text()]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_of_docstrings_run_by_themselves(path: Path) -> None:
+    module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    own = {name: getattr(module, name) for name in module.__all__}  # as after an import of what it is about
+    runner = doctest.DocTestRunner()
+    for examples in doctest.DocTestFinder(exclude_empty=True).find(module, globs=own):
+        runner.run(examples)
+    assert runner.summarize().attempted > 0
+    assert runner.summarize().failed == 0
 
 
 def command_lines(tools: bool) -> list[list[str]]:

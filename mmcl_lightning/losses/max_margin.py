@@ -73,6 +73,7 @@ class MMCLLoss(WeightedContrastiveLoss):
         ConfigError: If ``C <= 0``, ``reg < 0`` or an option is unknown.
 
     Example:
+        >>> import torch
         >>> from mmcl_lightning.kernels import RBF
         >>> z0, z1 = torch.randn(8, 16), torch.randn(8, 16)
         >>> MMCLLoss(RBF(gamma=1.0), C=100.0)(z0, z1).shape

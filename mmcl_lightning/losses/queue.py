@@ -49,6 +49,7 @@ class InfoNCELoss(nn.Module):
         ConfigError: If the temperature is not positive, or ``mixing`` is of another kind.
 
     Example:
+        >>> import torch
         >>> queue = torch.nn.functional.normalize(torch.randn(32, 16), dim=1)
         >>> InfoNCELoss(temperature=0.2)(torch.randn(8, 16), torch.randn(8, 16), queue).shape
         torch.Size([])

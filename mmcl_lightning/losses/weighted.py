@@ -52,6 +52,7 @@ class WeightedContrastiveLoss(ContrastiveLoss):
         ConfigError: If the temperature is not positive or an option is unknown.
 
     Example:
+        >>> import torch
         >>> from mmcl_lightning.losses.weights import Near
         >>> z0, z1 = torch.randn(8, 16), torch.randn(8, 16)
         >>> WeightedContrastiveLoss(Near(beta=5.0), temperature=0.2)(z0, z1).shape
