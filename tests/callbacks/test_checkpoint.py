@@ -337,8 +337,9 @@ def test_a_signal_to_a_run_with_workers(number: int, group: bool, devices: int, 
         _, said = process.communicate(timeout=240)
     assert process.returncode == 128 + number, said
     assert "Traceback" not in said
-    (record,) = tmp_path.rglob("ledger.json")
-    steps = json.loads(record.read_text())["steps"]
-    assert json.loads(record.read_text())["status"] == "interrupted"
+    (path,) = tmp_path.rglob("ledger.json")
+    record = json.loads(path.read_text())
+    steps = record["steps"]
+    assert (record["status"], record["hardware"]["processes"]) == ("interrupted", devices)
     (last,) = tmp_path.rglob("last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == steps
