@@ -10,14 +10,10 @@ and writes ``launches_cpu.json`` and its section of ``launches.md``.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -25,14 +21,8 @@ import common  # first: it puts a clone's root on the path
 import torch
 from bench_step import loss_alone
 from common import Target
-from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from step_waits import LIGHTNING_READS, as_on_a_gpu, training
 
-from mmcl_lightning.cli import main as mmcl
-from mmcl_lightning.deferred import DeferredChecks
 from mmcl_lightning.kernels import RBF
 from mmcl_lightning.losses import (
     DebiasedLoss,
@@ -64,15 +54,6 @@ LOSSES: dict[str, Callable[[], Any]] = {
     "MMCL, Exact fixed": partial(MMCLLoss, solver=Exact(path="fixed")),
     "MMCL, ProjectedGradient": partial(MMCLLoss, solver=ProjectedGradient()),
 }
-_PACKAGE = str(common.ROOT / "mmcl_lightning")
-_LIGHTNING_READS = "fabric/utilities/apply_func.py: to_item"
-_TO_HOST = (Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__array__)
-_NEW_ON_DEVICE = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
-
-
-def as_on_a_gpu() -> Any:
-    """Let checks be put off as on a GPU."""
-    return mock.patch.object(DeferredChecks, "defers", staticmethod(lambda device: True))
 
 
 def alone(images: int) -> dict[str, common.Launches]:
@@ -88,134 +69,6 @@ def alone(images: int) -> dict[str, common.Launches]:
             run()
             found[name] = common.count(run)
     return found
-
-
-class _Waits(TorchDispatchMode):
-    """Counts waits for tensors that would lie on the device, by the place in the code that waits.
-
-    On the device lie the parameters, the batch, and whatever is computed from such a tensor. What a program
-    keeps on the host, such as the step count of an optimizer, costs no wait.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.places: Counter[str] = Counter()
-        self._device: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used again
-
-    def add(self, *parts: Any) -> None:
-        """Say that these tensors lie on the device."""
-        for leaf in tree_leaves(parts):
-            if isinstance(leaf, Tensor):
-                self._device[leaf.untyped_storage()._cdata] = leaf.untyped_storage()
-
-    def holds(self, *parts: Any) -> bool:
-        """Whether one of these tensors lies on the device."""
-        leaves = [leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor)]
-        return any(leaf.untyped_storage()._cdata in self._device for leaf in leaves)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = self.holds(args, kwargs)
-        if known and common.waits(func.overloadpacket.__name__, args):
-            self.places[_place()] += 1
-        result = func(*args, **(kwargs or {}))
-        if known:
-            self.add(result)
-        return result
-
-
-class _Copies(TorchFunctionMode):
-    """Counts copies to the host and from it, which the dispatcher does not see on a CPU.
-
-    A number that is made a tensor of a named device is copied to it from memory that is not pinned: the host
-    waits until that is done, and so for everything before it.
-    """
-
-    def __init__(self, waits: _Waits) -> None:
-        super().__init__()
-        self.waits = waits
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _TO_HOST and self.waits.holds(args[0]):
-            self.waits.places[_place()] += 1
-        result = func(*args, **kwargs)
-        if func is Tensor.new_tensor or kwargs.get("device") is not None:
-            if func in _NEW_ON_DEVICE:
-                self.waits.places[_place()] += 1
-            self.waits.add(result)
-        return result
-
-
-def _place() -> str:
-    """File and function of the innermost code of this package, of Lightning or of an optimizer that runs."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        path, name = frame.f_code.co_filename, frame.f_code.co_name
-        if path.startswith(_PACKAGE):
-            return f"{path.removeprefix(_PACKAGE).lstrip('/')}: {name}"
-        if "/lightning/" in path or "/torch/optim/" in path:
-            return f"{'/'.join(Path(path).parts[-3:])}: {name}"
-        frame = frame.f_back
-    return "elsewhere"
-
-
-PLACES: dict[str, Counter[str]] = {"not logged": Counter(), "logged": Counter()}
-STEPS: Counter[str] = Counter()
-
-
-class StepWaits(Callback):
-    """Counts the waits of the steps between two log points, all callbacks and the loop included."""
-
-    def __init__(self) -> None:
-        self._open: contextlib.ExitStack | None = None
-
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Close the count of the step before, and open that of this one."""
-        self.close()
-        step = trainer.global_step + 1  # as it is called once the batch is done
-        if step <= trainer.log_every_n_steps:  # what happens once in a run
-            return
-        kind = "not logged" if step % trainer.log_every_n_steps else "logged"
-        STEPS[kind] += 1
-        waits = _Waits()
-        waits.add(*pl_module.parameters(), *pl_module.buffers(), batch)
-        self._open = contextlib.ExitStack()
-        self._open.callback(lambda: PLACES[kind].update(waits.places))
-        self._open.enter_context(waits)
-        self._open.enter_context(_Copies(waits))
-
-    def close(self) -> None:
-        """End the count that is open."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the count before the readouts."""
-        self.close()
-
-
-def training(quick: bool) -> tuple[dict[str, Counter[str]], dict[str, int]]:
-    """Train by the recipe ``quickstart.yaml``; return waits by place, and steps, not logged and logged."""
-    sys.modules["bench_launches"] = sys.modules[__name__]  # the command line imports the callback by name
-    STEPS.clear()
-    for counted in PLACES.values():
-        counted.clear()
-    size = 64 if quick else 512
-    with tempfile.TemporaryDirectory() as folder, as_on_a_gpu():
-        mmcl(
-            [
-                *("fit", "--config", str(common.ROOT / "configs" / "quickstart.yaml")),
-                *("--trainer.callbacks+=bench_launches.StepWaits", f"--data.train_size={12 * size // 8}"),
-                *(f"--data.test_size={size // 4}", f"--data.batch_size={size // 8}", "--data.num_workers=0"),
-                *("--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--readouts.support_vectors=null"),
-                "--trainer.log_every_n_steps=5",
-                f"--trainer.logger.save_dir={folder}",
-            ]
-        )
-    return PLACES, dict(STEPS)
 
 
 #: Launches, waits and products of the last version whose losses looked at every check at once, 56c9bad.
@@ -242,7 +95,7 @@ STEP_BEFORE = {
     "svm/factorisation.py: factorise": 1,
     "losses/base.py: forward": 1,
     "readouts/_online_classifier.py: _follow": 1,
-    _LIGHTNING_READS: 1,
+    LIGHTNING_READS: 1,
 }
 LOGGED = """A step between two log points waits for nothing. In a logged step the module reads its checks and
 what the SVM callback and the linear probe log in one wait. Directly after it Lightning reads ``train/loss``,
@@ -311,7 +164,7 @@ def targets(
         Target(
             "waits of a logged step, of this package",
             1,
-            (places["logged"].total() - places["logged"][_LIGHTNING_READS]) / max(1, steps["logged"]),
+            (places["logged"].total() - places["logged"][LIGHTNING_READS]) / max(1, steps["logged"]),
             "and one of Lightning's, for the loss",
         ),
     ]

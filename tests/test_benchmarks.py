@@ -182,9 +182,9 @@ def test_use_cases_end_as_they_should(
 
 
 def test_waits_are_counted_where_the_host_needs_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = load(monkeypatch, "bench_launches")
+    bench = load(monkeypatch, "step_waits")
     on_device, on_host = torch.arange(4.0), torch.arange(4.0)
-    with bench._Waits() as waits, bench._Copies(waits):
+    with bench.Waits() as waits, bench.Copies(waits):
         waits.add(on_device)
         on_host.sum().item()
         total = (on_device + on_host).sum()
