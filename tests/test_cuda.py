@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers import BASELINES, KERNELS, SOLVERS, make_views, name
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from runs import mmcl, trainer, tu
+from runs import mmcl, moco, shapes, simclr, trainer, tu
 
 from mmcl_lightning import MMCL, MMCLLoss, NTXentLoss
-from mmcl_lightning.callbacks import OnlineKNN, Readouts
+from mmcl_lightning.callbacks import OnlineKNN, Readouts, Throughput
 from mmcl_lightning.datamodules import ShapesDataModule
 from mmcl_lightning.deferred import DeferredChecks
 from mmcl_lightning.errors import NumericalError
 from mmcl_lightning.kernels import Intersection, Kernel
 from mmcl_lightning.losses import ContrastiveLoss
 from mmcl_lightning.modules import LinearEvaluation
-from mmcl_lightning.readouts import LinearProbe
+from mmcl_lightning.readouts import KNN, LinearProbe
 from mmcl_lightning.svm import Exact, Solver
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -130,6 +131,38 @@ def test_a_deferred_check_names_the_step(tmp_path: Path) -> None:
     with pytest.raises(NumericalError, match=r"^training step 0: projections are not finite"):
         trainer.fit(module, data)
     assert trainer.global_step == 3
+
+
+class NoWaits(Callback):
+    """Makes a wait an error, from the start of a step that is not logged to the start of the next step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step + 1
+        strict = step > trainer.log_every_n_steps and step % trainer.log_every_n_steps > 0
+        torch.cuda.set_sync_debug_mode("error" if strict else "default")
+        self.steps += strict
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", [mmcl, simclr, moco])
+def test_a_step_between_two_logs_waits_for_nothing(kind: Any, tmp_path: Path) -> None:
+    """With the callbacks of a recipe; benchmarks/step_waits.py counts the same without a GPU."""
+    guard, readouts = NoWaits(), Readouts(probe=LinearProbe(), knn=KNN(k=5))
+    settings = {"accelerator": "cuda", "log_every_n_steps": 4, "max_epochs": 1, "log": True}
+    trainer(tmp_path, guard, readouts, Throughput(), **settings).fit(
+        kind(), shapes(train_size=64, batch_size=4)
+    )
+    assert guard.steps == 9  # of 16, but the first 4 and three that are logged
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "32-true"])
