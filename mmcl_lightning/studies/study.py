@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,9 +134,9 @@ class Study:
             content["metrics"] = tuple(metrics)
             study = cls(variants=variants, seeds=tuple(seeds), **content)
         except TypeError as error:  # of the constructor: it names an argument that it does not have
-            unknown = str(error).rpartition("argument ")[2]
+            unknown = re.search(r"argument ('.*?')", str(error))  # Python 3.13 says more after it
             raise ConfigError(
-                f"{path}: a study has no {unknown}: it has name, options, variants (each with options and "
+                f"{path}: a study has no {unknown[1] if unknown else error}: it has name, options, variants (each with options and "
                 "tune), seeds, tuning, tuning_metric, tuning_seed, metrics and reference"
             ) from error
         study.check(path)
