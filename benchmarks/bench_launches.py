@@ -97,15 +97,16 @@ STEP_BEFORE = {
     "readouts/_online_classifier.py: _follow": 1,
     LIGHTNING_READS: 1,
 }
-LOGGED = """A step between two log points waits for nothing. In a logged step the module reads its checks and
-what the SVM callback and the linear probe log in one wait. Directly after it Lightning reads ``train/loss``,
-when nothing is under way any more: that stays on the device so that a monitor sees the loss of every step.
+LOGGED = """A step between two log points waits for nothing. In a logged step the checks of module, callbacks
+and probe since the last one, and what the SVM callback logs, are read in one wait. After that Lightning reads
+``train/loss`` and ``probe/loss``, when nothing is under way any more: these stay on the device so that a
+monitor sees their value of every step.
 
 A number that Lightning is given as a Python number costs two more, a copy to the device and one back. As
 counted at commit 7408295, that was so for 16 numbers of a logged step, and for the learning rate in every
 step: 36 waits and 1.
 
-Of several processes Lightning asks in every step whether one of them was told to stop (a copy and a read),
+Several processes ask in every step whether one of them was told to stop, Lightning and the checkpoint each,
 and the gather of the projections reads how many rows each has, as a gather of different numbers hangs.
 """
 NOTES = """*Launches*: operations that compute something. *Waits*: operations for which the host waits for
@@ -165,7 +166,7 @@ def targets(
             "waits of a logged step, of this package",
             1,
             (places["logged"].total() - places["logged"][LIGHTNING_READS]) / max(1, steps["logged"]),
-            "and one of Lightning's, for the loss",
+            "and Lightning's, for the losses of network and probe",
         ),
     ]
     fixed = found.get("MMCL, Exact fixed")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmcl_lightning.errors import NumericalError
 
-__all__ = ["DeferredChecks", "check", "checker", "may_wait"]
+__all__ = ["DeferredChecks", "check", "checker", "checks_of", "may_wait"]
 
 Judge = Callable[[list[float]], None]
 
@@ -56,20 +56,26 @@ class DeferredChecks:
         """
         self._pending.append((values.detach().flatten(), judge, where))
 
+    def drop(self) -> None:
+        """Forget the checks that nobody has looked at, such as those of a run that broke off."""
+        self._pending = []
+
     def look(self) -> None:
-        """Wait for all values, once, and judge them in the order in which they came.
+        """Wait for all values, once for a device, and judge them in the order in which they came.
 
         Raises:
             NumericalError: What the first judge raises that finds fault; later values are dropped.
         """
         pending, self._pending = self._pending, []
-        if not pending:
-            return
-        numbers: list[float] = torch.cat([values.float() for values, _, _ in pending]).tolist()
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for values, _, _ in pending:
+            by_device.setdefault(values.device, []).append(values.float())
+        numbers: dict[torch.device, Iterator[float]] = {}
+        for device, parts in by_device.items():
+            numbers[device] = iter(torch.cat(parts).tolist())
         for values, judge, where in pending:
-            own, numbers = numbers[: len(values)], numbers[len(values) :]
             try:
-                judge(own)
+                judge([next(numbers[values.device]) for _ in range(len(values))])
             except NumericalError as error:
                 raise NumericalError(f"{where}: {error}" if where else str(error)) from error
 
@@ -101,6 +107,17 @@ class DeferredChecks:
 
 
 _collecting: ContextVar[tuple[DeferredChecks, str] | None] = ContextVar("collecting", default=None)
+
+
+def checks_of(module: object, own: DeferredChecks) -> DeferredChecks:
+    """Return the checks of a module, so that all that a step checks is read in one wait.
+
+    Args:
+        module: Any module; those of this package have some as ``_deferred_checks``.
+        own: The caller's, which are returned for a module without.
+    """
+    found = vars(module).get("_deferred_checks")
+    return found if isinstance(found, DeferredChecks) else own
 
 
 def may_wait() -> bool:

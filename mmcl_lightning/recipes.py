@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.reader import ReaderError
 
 from mmcl_lightning.errors import ConfigError
 
@@ -127,7 +128,7 @@ def read_yaml(path: str | Path) -> Any:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no YAML text in UTF-8: {error}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {_fault(error)}") from error
+        raise ConfigError(f"{path} is no YAML: {_fault(error, text)}") from error
     except ConfigError:
         raise
     except ValueError as error:  # a date that there is not, a number of more digits than Python reads
@@ -136,14 +137,17 @@ def read_yaml(path: str | Path) -> Any:
         raise ConfigError(f"{path} is nested too deeply for a configuration") from error
 
 
-def _fault(error: yaml.YAMLError) -> str:
-    """Return what is wrong with a text, and where; lines and columns count from 1."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
+def _fault(error: yaml.YAMLError, text: str) -> str:
+    """Return where a text is wrong, lines and columns from 1, and how."""
+    if isinstance(error, ReaderError):
+        before = text[: error.position]
+        line, column = before.count("\n"), len(before) - before.rfind("\n") - 1
+        return f"line {line + 1}, column {column + 1}: {error.reason}, there is #x{error.character:04x}"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None or error.problem is None:
         return " ".join(str(error).split())
-    begun = getattr(error, "context_mark", None)
-    context = "" if begun is None else f", {error.context} from line {begun.line + 1}"
-    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}"
+    mark, begun = error.problem_mark, error.context_mark
+    context = "" if begun is None else f" ({error.context}, line {begun.line + 1})"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem.removeprefix('but ')}{context}"
 
 
 def _count(node: Any, known: dict[int, float], path: str) -> float:

@@ -12,13 +12,15 @@ import pytest
 import torch
 from helpers import BASELINES, KERNELS, RULES, make_views, name
 from lightning.pytorch import Callback
-from runs import Recorder, mmcl, moco, shapes, trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from runs import Plain, Recorder, mmcl, moco, scalars, shapes, trainer
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmcl_lightning import MoCo
-from mmcl_lightning.deferred import DeferredChecks, check, may_wait
+from mmcl_lightning.callbacks import Readouts
+from mmcl_lightning.deferred import DeferredChecks, check, checks_of, may_wait
 from mmcl_lightning.errors import NumericalError
 from mmcl_lightning.kernels import RBF, Kernel, Polynomial, Tanh
 from mmcl_lightning.losses import (
@@ -28,6 +30,7 @@ from mmcl_lightning.losses import (
     MMCLLoss,
     WeightedContrastiveLoss,
 )
+from mmcl_lightning.readouts import LinearProbe
 from mmcl_lightning.svm import Exact, Inverse, Solver, Status, max_margin_dual
 
 pytestmark = pytest.mark.starts_threads
@@ -232,6 +235,88 @@ def test_training_with_deferred_checks_is_the_same(tmp_path: Path, monkeypatch: 
         ends.append(recorder.loss)
     assert len(ends[0]) == 4
     assert ends[1] == pytest.approx(ends[0], rel=1e-3)
+
+
+NAMES = ("svm/margin", "svm/sv_fraction", "svm/retries", "probe/loss", "train/loss", "train/lr")
+
+
+def fit(folder: Path, *callbacks: Any, module: Any = None, **options: Any) -> dict[str, list[Any]]:
+    """Train for two epochs of four steps, and return what was written."""
+    options = {"log": True, "max_epochs": 2, "log_every_n_steps": 3} | options
+    trainer(folder, Readouts(probe=LinearProbe()), *callbacks, **options).fit(module or mmcl(), shapes())
+    return {tag: scalars(folder, tag) for tag in NAMES}
+
+
+def test_a_logged_step_is_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of module, callback and probe together."""
+    expected = fit(tmp_path / "cpu")
+    assert {step for points in expected.values() for step, _ in points} == {2, 5}
+    look, waits = DeferredChecks.look, []
+
+    def counted(self: DeferredChecks) -> None:
+        if len(self):
+            waits.append(len(self))
+        look(self)
+
+    monkeypatch.setattr(DeferredChecks, "look", counted)
+    monkeypatch.setattr(DeferredChecks, "defers", staticmethod(lambda device: True))
+    found = fit(tmp_path / "gpu")
+    assert len(waits) == 4  # at two logged steps, and for the rest of the steps at the ends of epochs
+    for tag, points in expected.items():
+        assert [step for step, _ in found[tag]] == [step for step, _ in points], tag
+        assert [value for _, value in found[tag]] == pytest.approx([value for _, value in points], rel=1e-3)
+
+
+@pytest.mark.parametrize("defers", [False, True])
+@pytest.mark.parametrize("monitor", ["svm/margin", "probe/loss", "train/loss", "train/lr"])
+def test_a_monitor_sees_the_number_of_its_step(
+    monitor: str, defers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeferredChecks, "defers", staticmethod(lambda device: defers))
+    save = ModelCheckpoint(tmp_path / "saved", "{step}", monitor, every_n_train_steps=1, save_top_k=-1)
+    written = fit(tmp_path, save, enable_checkpointing=True, log_every_n_steps=1)
+    scores = {int(Path(path).stem.partition("=")[2]): float(v) for path, v in save.best_k_models.items()}
+    assert [scores[step] for step in range(1, 9)] == pytest.approx([v for _, v in written[monitor]], abs=1e-6)
+
+
+def test_the_loss_of_the_probe_is_there_in_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with fewer steps in an epoch than between two logs."""
+    for defers in (False, True):
+        monkeypatch.setattr(DeferredChecks, "defers", staticmethod(lambda device, defers=defers: defers))
+        stop = EarlyStopping("probe/loss", check_on_train_epoch_end=True)
+        probe = Readouts(probe=LinearProbe())
+        trainer(tmp_path, probe, stop, max_epochs=2, log_every_n_steps=50).fit(mmcl(), shapes())
+        assert float(stop.best_score) > 0
+
+
+def test_a_run_that_broke_off_leaves_no_checks_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeferredChecks, "defers", staticmethod(lambda device: True))
+
+    class Full(Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            raise OSError("no space left on device")
+
+    module = mmcl()
+    with pytest.raises(OSError, match="no space"):
+        trainer(tmp_path / "one", _Poison(after=0), Full()).fit(module, shapes())
+    assert len(module._deferred_checks) > 0
+    healthy = mmcl().state_dict()
+    module.load_state_dict(healthy)
+    trainer(tmp_path / "two").fit(module, shapes())
+    assert len(module._deferred_checks) == 0
+
+
+def test_the_checks_of_a_module_are_shared_and_those_of_others_are_not() -> None:
+    own, module = DeferredChecks(), mmcl()
+    assert checks_of(module, own) is module._deferred_checks
+    other = Plain()
+    assert checks_of(other, own) is own
+    other._deferred_checks = "something else"
+    assert checks_of(other, own) is own
 
 
 # Compiled

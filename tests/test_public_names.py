@@ -22,7 +22,7 @@ PUBLIC = {
     "datamodules": "CIFAR100DataModule CIFAR10DataModule FewShotDataModule ImageDataModule "
     "ImageFolderDataModule NormalsDataModule SSLDataModule STL10DataModule ShapesDataModule Splits "
     "StreamDataModule TUDataModule TransferDataModule UCF101DataModule VOCDetectionDataModule",
-    "deferred": "DeferredChecks check checker may_wait",
+    "deferred": "DeferredChecks check checker checks_of may_wait",
     "distributed": "Layout broadcast_object gather_objects gather_uneven gather_with_gradient layout "
     "mean_over_processes",
     "errors": "ConfigError DataError MMCLError NumericalError ShapeError",

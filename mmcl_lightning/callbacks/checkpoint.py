@@ -35,7 +35,6 @@ from mmcl_lightning._lightning import (
 )
 from mmcl_lightning.callbacks.averaging import end_averaged_validation
 from mmcl_lightning.callbacks.checkpoint_io import keep_files_whole
-from mmcl_lightning.deferred import DeferredChecks
 
 __all__ = ["ResumableCheckpoint"]
 
@@ -46,9 +45,8 @@ class ResumableCheckpoint(ModelCheckpoint):
     * A run that comes to its end saves ``last.ckpt`` there, also within a period of ``every_n_epochs``.
     * Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 stop a run after the optimizer step, validation
       or readout at work, all processes after the same one, so that nothing is done twice or left out when it
-      is resumed. Several processes on GPUs ask each other only after a step that is logged, when the host
-      waits for the device anyway. A second Ctrl-C stops at once, as Lightning does: within a step, whose
-      images batch norm then sees twice. Of several processes it leaves the ``last.ckpt`` of the last period.
+      is resumed. A second Ctrl-C stops at once, as Lightning does: within a step, whose images batch norm
+      then sees twice. Of several processes it leaves the ``last.ckpt`` of the last period.
     * After an error it saves what there is.
     * Between two periods it saves ``last.ckpt`` by time.
 
@@ -84,7 +82,6 @@ class ResumableCheckpoint(ModelCheckpoint):
         self._saved_at = 0.0
         self._signal: int | None = None  # that asked to stop
         self._speaker: int | None = None  # the process that answers it: neither another one nor a worker
-        self._period = 1  # in optimizer steps, after which processes ask each other whether to stop or save
         self._trained = False  # whether this session took a step
         self._behind = False  # whether last.ckpt lacks an end: of a validation, an epoch, a save
         self._validating = False  # with averaged weights, where a callback has some
@@ -100,8 +97,6 @@ class ResumableCheckpoint(ModelCheckpoint):
         super().on_train_start(trainer, pl_module)
         self._signal, self._validating, self._saved_at = None, False, time.monotonic()
         self._speaker = os.getpid() if trainer.is_global_zero else None
-        several = trainer.world_size > 1 and DeferredChecks.defers(trainer.strategy.root_device)
-        self._period = (several and trainer.log_every_n_steps) or 1  # type: ignore[attr-defined]
         # Processes of ddp_spawn and ddp_fork end without a word to their callbacks: nothing would be saved.
         if threading.current_thread() is threading.main_thread() and not is_spawned(trainer):
             for number in self._signals(trainer):
@@ -130,8 +125,7 @@ class ResumableCheckpoint(ModelCheckpoint):
         if is_training_done(trainer):
             return  # the end of the epoch saves: a checkpoint of now would leave out its readouts on a resume
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        # A validation would be broken off.
-        if trainer.global_step % self._period == 0 and not validates_now(trainer):
+        if not validates_now(trainer):  # a validation would be broken off
             self._stop_if_step_is_whole(trainer)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -225,9 +219,8 @@ class ResumableCheckpoint(ModelCheckpoint):
         if number == getattr(signal, "SIGHUP", None):
             _leave_terminal()
         if self._speaker == os.getpid():  # past Python's buffers, which the interrupted code may write to
-            step = b"this step" if self._period == 1 else b"the next step that is logged"
             again = b"; Ctrl-C again to stop within it" if number == signal.SIGINT else b""
-            os.write(2, b"\nStopping after " + step + again + b".\n")
+            os.write(2, b"\nStopping after this step" + again + b".\n")
 
     def _stop_if_step_is_whole(self, trainer: Trainer) -> None:
         if is_step_whole(trainer):  # an epoch's end has more to do

@@ -12,9 +12,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from mmcl_lightning._lightning import has_trained
-from mmcl_lightning._step_log import StepLog, step_log
+from mmcl_lightning._log_number import log_number
 from mmcl_lightning.batches import labels_of
-from mmcl_lightning.deferred import check
+from mmcl_lightning.deferred import DeferredChecks, check, checks_of
 from mmcl_lightning.distributed import Layout, gather_with_gradient, layout
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.losses import ContrastiveLoss, SupportVectors
@@ -81,14 +81,14 @@ class SVMSolverCallback(Callback):
         self.retries = 0
         self._announced = False
         self._warned: set[str] = set()
-        self._step_log = self._own_log = StepLog()
+        self._checks = self._own_checks = DeferredChecks()  # of solves whose outcome the device alone knows
         for name, changes in self.schedule.items():
             if not changes or min(changes) < 1:
                 raise ConfigError(f"schedule of {name!r}: epochs count from 1, got {sorted(changes)}")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget another run."""
-        self._step_log = step_log(pl_module, self._own_log)
+        self._checks = checks_of(pl_module, self._own_checks)
         if stage == "fit" and not has_trained(trainer):
             self.retries, self._announced, self._warned = 0, False, set()
 
@@ -129,7 +129,7 @@ class SVMSolverCallback(Callback):
             rank_zero_info(
                 f"MMCL: {anchors} SVMs a step on each process, each of {problem.negatives} negatives"
             )
-        with self._step_log.checks.unless_waiting(problem.gram):
+        with self._checks.unless_waiting(problem.gram):
             self._guard_curvature(problem)
             for dual in duals:
                 self._guard(dual.solution, trainer.global_step)
@@ -139,7 +139,7 @@ class SVMSolverCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the histogram of the last step's alpha."""
-        self._step_log.end_epoch(pl_module)
+        self._checks.look()
         duals = getattr(self._criterion(pl_module), "last_duals", ())
         if self.log_histogram and duals and trainer.is_global_zero:
             support = torch.cat([dual.solution.alpha[dual.solution.alpha > 0] for dual in duals])
@@ -149,7 +149,7 @@ class SVMSolverCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count of retries, which goes on after a resume."""
-        self._step_log.checks.look()
+        self._checks.look()
         return {"retries": self.retries}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class SVMSolverCallback(Callback):
         self.retries = state_dict["retries"]
 
     def _log(self, pl_module: LightningModule, duals: Sequence[SolvedDual], batch: Any) -> None:
-        """Log what the last solves found."""
+        """Log what the last solves found, in the one wait that the checks of the steps need anyway."""
         criterion, problem = self._criterion(pl_module), duals[0].problem
         stats = svm_stats(duals)
         means = _over_processes(logged := {name: stats[name] for name in self._LOGGED if name in stats})
@@ -165,15 +165,15 @@ class SVMSolverCallback(Callback):
         sums = torch.stack([false_negative_sums(d.problem, d.solution.alpha, labels) for d in duals]).sum(0)
         sums = gather_with_gradient(sums[None]).sum(0)
 
-        def names(values: list[float]) -> dict[str, float]:
+        def write(values: list[float]) -> None:
             named = dict(zip(logged, values, strict=False))
             named |= false_negative_shares(torch.tensor(values[len(named) :]).view_as(sums))
             named["retries"] = float(self.retries)  # the checks before counted on
-            return {f"svm/{name}": value for name, value in named.items()}
+            for name, value in named.items():
+                log_number(pl_module, f"svm/{name}", value, on_step=True)
 
-        self._step_log.add(torch.cat([means, sums.flatten()]), names)
-        if self._step_log is self._own_log:
-            self._own_log.write(pl_module)
+        self._checks.add(torch.cat([means, sums.flatten()]), write)
+        self._checks.look()
 
     def _guard(self, solution: Solution, step: int) -> None:
         """Count what had to be repeated, and say what went wrong, once it is known."""

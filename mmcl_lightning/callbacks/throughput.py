@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from mmcl_lightning._step_log import log_number
+from mmcl_lightning._log_number import log_number
 from mmcl_lightning.batches import image_count
 
 __all__ = ["Throughput"]

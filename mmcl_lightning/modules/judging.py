@@ -11,9 +11,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from mmcl_lightning._lightning import replace_hyperparameters
+from mmcl_lightning._log_number import log_number
 from mmcl_lightning._options import check_choice
 from mmcl_lightning._specs import to_spec
-from mmcl_lightning._step_log import log_number
 from mmcl_lightning.callbacks.progress import brings_a_bar
 from mmcl_lightning.distributed import mean_over_processes
 from mmcl_lightning.errors import ConfigError

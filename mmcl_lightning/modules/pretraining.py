@@ -14,13 +14,14 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from mmcl_lightning._lightning import has_trained, learning_rate_trial
+from mmcl_lightning._log_number import log_number
 from mmcl_lightning._options import check_choice, check_flags, check_number, check_whole, is_number
 from mmcl_lightning._specs import from_spec, to_spec
-from mmcl_lightning._step_log import StepLog, log_number
 from mmcl_lightning.batches import clean_views, image_count, names_of, views_of
 from mmcl_lightning.callbacks.averaging import average_anew
 from mmcl_lightning.callbacks.progress import brings_a_bar
 from mmcl_lightning.datamodules.preprocessing import Preprocessing
+from mmcl_lightning.deferred import DeferredChecks
 from mmcl_lightning.distributed import mean_over_processes
 from mmcl_lightning.errors import ConfigError, NumericalError
 from mmcl_lightning.models import ProjectionHead, explained, feature_dim
@@ -127,7 +128,7 @@ class PretrainingModule(ResumableModule):
         self.chunk_size = chunk_size
         self.init_from = init_from
         self._compiles = compile  # torch's modules have a method of that name
-        self.step_log = StepLog()
+        self._deferred_checks = DeferredChecks()
 
     def start_from(self, path: str) -> None:
         """Load the backbone's weights from a file, every one of them or none.
@@ -186,27 +187,28 @@ class PretrainingModule(ResumableModule):
     def on_fit_start(self) -> None:
         """Compile backbone and head where that is wanted; see :class:`ResumableModule` for the rest."""
         super().on_fit_start()
+        self._deferred_checks.drop()
         if self._compiles:
             self.backbone.compile()
             self.projection_head.compile()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log what the step and its callbacks found, and look at the checks since the last log: one wait."""
+        """Look at the checks since the last log, where the host waits anyway, unless a callback has."""
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if every and self.global_step % every == 0:
-            self.step_log.write(self)
+            self._deferred_checks.look()
 
     def on_train_epoch_end(self) -> None:
         """Look at those of the last steps."""
-        self.step_log.end_epoch(self)
+        self._deferred_checks.look()
 
     def on_validation_epoch_end(self) -> None:
         """Look at those of the validation."""
-        self.step_log.checks.look()
+        self._deferred_checks.look()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Look before anything is written."""
-        self.step_log.checks.look()
+        self._deferred_checks.look()
         super().on_save_checkpoint(checkpoint)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -304,9 +306,9 @@ class PretrainingModule(ResumableModule):
         trial = learning_rate_trial(self.trainer) is not None
         stage = "validation" if self.trainer.validating or self.trainer.sanity_checking else "training"
         where = f"{stage} step {self.global_step}"
-        at_once = trial or not self.step_log.checks.defers(self.device)
+        at_once = trial or not self._deferred_checks.defers(self.device)
         try:
-            collecting = contextlib.nullcontext() if at_once else self.step_log.checks.collect(where)
+            collecting = contextlib.nullcontext() if at_once else self._deferred_checks.collect(where)
             with collecting, explained(self.backbone, views[0]):
                 return self.loss_of_views(views)
         except NumericalError as error:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mmcl_lightning._accuracy import TopAccuracy
 from mmcl_lightning._options import check_number
-from mmcl_lightning._step_log import StepLog, step_log
 from mmcl_lightning._text import counted
 from mmcl_lightning.batches import class_indices, labels_of
+from mmcl_lightning.deferred import DeferredChecks, checks_of
 from mmcl_lightning.errors import ConfigError, DataError, ShapeError
 from mmcl_lightning.readouts._online_classifier import OnlineClassifier
 from mmcl_lightning.readouts.base import Readout
@@ -63,12 +63,13 @@ class LinearProbe(Readout):
         self.lr = lr
         self.weight_decay = weight_decay
         self._classes = 0  # 0: there are no labels, and the probe stays off
-        self._own_log = StepLog()
+        self._own_checks = DeferredChecks()
 
     def reset(self) -> None:
         """Return to the state before any run."""
         super().reset()
         self.curve: list[tuple[int, float]] = []  # (epochs trained, top1): survives a resume
+        self._loss: Tensor | None = None  # that is logged
         self.classifier: OnlineClassifier | None = None  # made with the first batch, which tells the width
         self._restored: dict[str, Any] = {}  # the classifier of a checkpoint, until it is needed
 
@@ -114,18 +115,21 @@ class LinearProbe(Readout):
             )
         rows = h.detach().to(torch.float32)
         repeated = targets.repeat(len(h) // len(targets))
-        log = step_log(module, self._own_log)
-        with log.checks.unless_waiting(rows):
+        checks = checks_of(module, self._own_checks)
+        with checks.unless_waiting(rows):
             loss = self._ready(rows).step(rows, repeated)
+        if self._loss is not None:  # of the last batch with a label
+            loss = torch.where(loss.isnan(), self._loss, loss)
+        self._loss = loss
+        if checks.defers(rows.device) or not math.isnan(loss):
+            module.log("probe/loss", loss, on_step=True, batch_size=len(repeated))
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if every and trainer.global_step % every == 0:
-            log.add(loss, lambda found: {} if math.isnan(found[0]) else {"probe/loss": found[0]})
-            if log is self._own_log:
-                log.write(module)
+        if checks is self._own_checks and every and trainer.global_step % every == 0:
+            checks.look()
 
     def compute(self, reading: Reading) -> dict[str, float]:
         """Return ``probe/top1`` and ``probe/top5`` of the query images, or nothing without a classifier."""
-        step_log(reading.module, self._own_log).end_epoch(reading.module)
+        checks_of(reading.module, self._own_checks).look()
         if self.classifier is None and not self._restored:
             return {}
         query = reading.features("query", "the linear probe")

@@ -136,8 +136,9 @@ class Study:
         except TypeError as error:  # of the constructor: it names an argument that it does not have
             unknown = re.search(r"argument ('.*?')", str(error))  # Python 3.13 says more after it
             raise ConfigError(
-                f"{path}: a study has no {unknown[1] if unknown else error}: it has name, options, variants (each with options and "
-                "tune), seeds, tuning, tuning_metric, tuning_seed, metrics and reference"
+                f"{path}: a study has no {unknown[1] if unknown else error}: it has name, options, variants "
+                "(each with options and tune), seeds, tuning, tuning_metric, tuning_seed, metrics and "
+                "reference"
             ) from error
         study.check(path)
         return study

@@ -17,13 +17,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Timer
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from runs import TINY, Plain, Recorder, moco, shapes, simclr, trainer
 
 from mmcl_lightning.callbacks import Ledger, OnlineKNN, Readouts, ResumableCheckpoint
-from mmcl_lightning.deferred import DeferredChecks
 from mmcl_lightning.modules import ContrastiveModule
 from mmcl_lightning.readouts import KNN
 
@@ -146,31 +144,6 @@ def test_sigterm_ends_like_ctrl_c_but_says_so(tmp_path: Path, capfd: pytest.Capt
     assert (len(loss), code, record["status"]) == (6, 143, "interrupted")
     assert "\nStopping after this step.\n" in capfd.readouterr().err
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-def test_several_processes_on_gpus_stop_after_a_logged_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """They ask each other there alone: the host waits for what it asks."""
-    asked: list[int] = []
-
-    class Asks(SingleDeviceStrategy):
-        def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if tensor.ndim:  # not the lengths of loaders
-                asked.append(int(tensor[0]))
-            return tensor
-
-    monkeypatch.setattr(Trainer, "world_size", 2)
-    monkeypatch.setattr(DeferredChecks, "defers", staticmethod(lambda device: True))
-    press = Press("on_train_batch_start", 5, signal.SIGTERM)
-    checkpoint = ResumableCheckpoint(dirpath=tmp_path)
-    options = {"max_epochs": 6, "log_every_n_steps": 3, "strategy": Asks("cpu"), "accelerator": "auto"}
-    fit = trainer(tmp_path, press, checkpoint, **options)
-    with pytest.raises(SystemExit):
-        fit.fit(build("simclr"), shapes())
-    assert fit.global_step == 6  # not after step 5, which is not logged
-    assert asked == [0, 0, 0, signal.SIGTERM]  # epochs of two steps: after steps 2, 3, 4 and 6
-    assert "\nStopping after the next step that is logged.\n" in capfd.readouterr().err
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
