@@ -17,6 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.core import saving
+from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -57,6 +58,7 @@ __all__ = [
     "requeue_in_run_folder",
     "requeue_signal",
     "rich_is_installed",
+    "takes_steps",
     "validates_now",
 ]
 
@@ -130,6 +132,11 @@ def load_plainly(kind: Any, saved: dict[str, Any], strict: bool | None, options:
 def has_saved(callback: Any) -> bool:
     """Whether a ModelCheckpoint wrote a checkpoint; True of other callbacks, which do not say."""
     return bool(getattr(callback, "_last_checkpoint_saved", True))
+
+
+def takes_steps(trainer: Trainer) -> bool:
+    """Whether the module that is fitted has an optimizer: without one Lightning puts a mock in its place."""
+    return not all(isinstance(part, _MockOptimizer) for part in trainer.optimizers)
 
 
 def has_trained(trainer: Trainer) -> bool:

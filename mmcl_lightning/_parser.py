@@ -60,6 +60,8 @@ class PlainHelp(DefaultHelpFormatter):
 def _without_marks(text: str) -> str:
     """Return a text with ``code`` and references such as :class:`~a.b.Name` as plain words."""
     text = re.sub(r":\w+:`~?(?:[\w.]+\.)?([^`]+)`", r"\1", text)
+    # Of a module of torch there are hundreds.
+    text = re.sub(r"(known subclasses: (?:[^,)]+, ){4})[^)]*\)", r"\1...)", text)
     return re.sub(r"``(.+?)``", r"\1", text, flags=re.DOTALL)
 
 
@@ -79,6 +81,13 @@ class RecipeParser(LightningArgumentParser):
         """Return a configuration as text. To check its values a second time takes longer than the rest."""
         return super().dump(*args, **(kwargs | {"skip_validation": True}))  # type: ignore[no-any-return]
 
+    def _shown(self, name: str) -> str:
+        """Return what an argument is called on the command line."""
+        action = next((action for action in self._actions if action.dest == name), None)
+        if action is None:
+            return name
+        return max(action.option_strings, key=len) if action.option_strings else str(action.metavar or name)
+
     def print_usage(self, file: Any = None) -> None:
         """Print nothing: the usage of ``fit`` fills a page and would bury the message below it."""
 
@@ -89,6 +98,10 @@ class RecipeParser(LightningArgumentParser):
         message = main_message(message)
         if message.startswith('Linked "data.root" '):
             message = f"the folder stands by itself: {self.prog} FOLDER"
+        absent = "the following arguments are required: "
+        if message.startswith(absent):
+            names = message.removeprefix(absent).split(", ")
+            message = f"{absent}{', '.join(map(self._shown, names))}: see {self.prog} --help"
         if message.lower().startswith("unrecognized arguments"):
             meant = unknown_arguments(message, self._option_string_actions)
             message = (

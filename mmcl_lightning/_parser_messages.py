@@ -159,6 +159,10 @@ def unknown_arguments(message: str, known: Iterable[str]) -> str:
     parts = [option.removeprefix("--").split(".") for option in known]
     for argument in re.findall(r"--([\w.]+)", message):
         wanted = argument.split(".")
+        if len(wanted) == 1:
+            below = sorted(".".join(part) for part in parts if len(part) > 1 and part[-1] == argument)
+            if 0 < len(below) < 4:
+                return f"{message}; did you mean {' or '.join(f'--{option}' for option in below)}?"
         for depth in range(1, len(wanted) + 1):
             beside = {
                 part[depth - 1]

@@ -41,6 +41,7 @@ from mmcl_lightning.callbacks.monitors import MonitorCheck
 from mmcl_lightning.callbacks.progress import EpochLines, progress_bar
 from mmcl_lightning.callbacks.skipped import SkippedImages
 from mmcl_lightning.callbacks.stopping import StopAtOnce
+from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.errors import ConfigError
 from mmcl_lightning.negatives.command import draw_negatives
 
@@ -167,8 +168,7 @@ class MMCLCLI(LightningCLI):
         bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if self.subcommand == "fit" and not (bar and sys.stderr.isatty()):
             callbacks.append(EpochLines())
-        if self.subcommand != "fit":
-            callbacks.append(StopAtOnce())
+        callbacks.append(StopAtOnce())
         return trainer
 
     def _refuse_processes(self, trainer: Any) -> None:
@@ -209,6 +209,13 @@ class MMCLCLI(LightningCLI):
         self._refuse_untrained()
         on_cpu = self.trainer.strategy.root_device.type == "cpu"
         _share_cores(getattr(self.datamodule, "num_workers", 0), self.trainer.num_devices, on_cpu)
+        large = self.model.hparams.get("backbone") == "resnet50"
+        if on_cpu and large and isinstance(self.datamodule, ImageFolderDataModule):
+            say(
+                "A ResNet-50 takes seconds a step on a CPU. --config overlays/cpu, after the recipe, "
+                "trains a small network at 32 pixels",
+                file=sys.stderr,
+            )
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         callbacks += [MemoryCheck(), MonitorCheck(), JobMark(self._arguments)]
         for callback in self._config_callbacks():
@@ -234,7 +241,10 @@ class MMCLCLI(LightningCLI):
         in_steps = bool(steps or not epochs)  # and not by a fit of its own, as LogisticEvaluation
         say(f"\nTrained {counted(epochs, 'epoch')}, {counted(steps, 'step')}." if in_steps else "")
         if self._saved is not None and self._saved["global_step"] == steps:
-            say("The checkpoint had as many: nothing was left to train. --trainer.max_epochs sets the length")
+            say(
+                "The checkpoint had as many: nothing was left to train. --trainer.max_epochs sets the "
+                "length; a learning rate whose schedule has ended stays where it is"
+            )
         for part in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
             for line in getattr(part, "summary", list)():
                 say(line)

@@ -119,7 +119,7 @@ def test_a_map_and_the_projector_are_written_beside_it(
         (["--checkpoint=run.ckpt", "--map=umap"], 2, "map"),
         (["--checkpoint=run.ckpt", "--data.batch_size=8"], 2, "unrecognized arguments: --data.batch_size=8"),
         (["--checkpoint=run.ckpt", "--data.root=nowhere"], 1, "the image folder .*nowhere does not exist"),
-        ([], 2, "the following arguments are required: checkpoint"),
+        ([], 2, "the following arguments are required: --checkpoint: see mmcl embed --help"),
     ],
 )
 def test_what_cannot_work(

@@ -60,6 +60,15 @@ def test_a_command_on_a_folder_has_plain_help(capsys: pytest.CaptureFixture[str]
     )
 
 
+def test_what_is_meant_by_an_option_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    message = said(["fit", "--config=quickstart", "--max_epochs=2"], 2, capsys)[1]
+    assert message.endswith("unrecognized arguments: --max_epochs=2; did you mean --trainer.max_epochs?\n")
+    message = said(["check-data"], 2, capsys)[1]
+    assert message == "error: the following arguments are required: FOLDER: see mmcl check-data --help\n"
+    page = said(["embed", "--help"], 0, capsys)[0]
+    assert page.count("\n") < 250  # and not of every class of torch
+
+
 def test_every_option_of_the_page_is_one_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     options = yaml.safe_load(said(["fit", "--config=cifar10_mmcl", "--print_config"], 0, capsys)[0])
     for name in re.findall(r"--((?:model|data|readouts|trainer)\.[\w.]+)", command_page("fit")):

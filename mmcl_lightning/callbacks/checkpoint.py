@@ -31,6 +31,7 @@ from mmcl_lightning._lightning import (
     request_stop,
     requeue,
     requeue_signal,
+    takes_steps,
     validates_now,
 )
 from mmcl_lightning.callbacks.averaging import end_averaged_validation
@@ -82,6 +83,7 @@ class ResumableCheckpoint(ModelCheckpoint):
         self._saved_at = 0.0
         self._signal: int | None = None  # that asked to stop
         self._speaker: int | None = None  # the process that answers it: neither another one nor a worker
+        self._began = False  # whether steps of this session could begin, all states restored
         self._trained = False  # whether this session took a step
         self._behind = False  # whether last.ckpt lacks an end: of a validation, an epoch, a save
         self._validating = False  # with averaged weights, where a callback has some
@@ -89,16 +91,18 @@ class ResumableCheckpoint(ModelCheckpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let the trainer write whole files."""
         keep_files_whole(trainer)
-        self._trained = False
+        self._began = self._trained = False
         super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the signals; the trainer gives them back when it ends."""
         super().on_train_start(trainer, pl_module)
+        self._began = takes_steps(trainer)
         self._signal, self._validating, self._saved_at = None, False, time.monotonic()
         self._speaker = os.getpid() if trainer.is_global_zero else None
         # Processes of ddp_spawn and ddp_fork end without a word to their callbacks: nothing would be saved.
-        if threading.current_thread() is threading.main_thread() and not is_spawned(trainer):
+        main = threading.current_thread() is threading.main_thread()
+        if main and self._began and not is_spawned(trainer):
             for number in self._signals(trainer):
                 signal.signal(number, self._on_signal)
 
@@ -175,7 +179,8 @@ class ResumableCheckpoint(ModelCheckpoint):
             exception.code = 128 + self._signal
         if isinstance(exception, KeyboardInterrupt) and trainer.world_size > 1:
             return  # the processes are at different places, and saving would wait for all of them
-        fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        # Before it began, optimizer and schedule may not be those of the checkpoint yet.
+        fitting = trainer.state.fn == TrainerFn.FITTING and self._began and not trainer.sanity_checking
         if not fitting or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self._validating:  # or average and weights would be saved in each other's place

@@ -9,11 +9,13 @@ from types import FrameType
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from mmcl_lightning._lightning import takes_steps
+
 __all__ = ["StopAtOnce"]
 
 
 class StopAtOnce(Callback):
-    """End a prediction, validation or test at SIGTERM, with the status 143.
+    """End a prediction, validation, test, or a fit that takes no steps, at SIGTERM, with the status 143.
 
     Lightning would note the signal, look at it in training alone, and end well when all the work is done.
     Ctrl-C ends them at once by itself.
@@ -31,6 +33,11 @@ class StopAtOnce(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the signal, unless a training goes on, whose checkpoint has it."""
         if not trainer.training and not trainer.sanity_checking:
+            self.on_predict_start(trainer, pl_module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take over the signal where no optimizer takes steps after which a training could stop."""
+        if not takes_steps(trainer):
             self.on_predict_start(trainer, pl_module)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -66,6 +66,7 @@ class SVMSolverCallback(Callback):
         "margin",
         "kkt_residual",
         "duality_gap",
+        "alpha_max",
         "steps",
         "negatives",
         "gamma",
@@ -243,10 +244,11 @@ def solves_duals(criterion: object) -> bool:
 
 
 def _over_processes(stats: dict[str, Tensor]) -> Tensor:
-    """Mean of each statistic over the processes, which have equally many anchors; the largest residual."""
+    """Mean of each statistic over the processes, which have equally many anchors, or the largest."""
     rows = gather_with_gradient(torch.stack(list(stats.values()))[None])
+    largest = ("kkt_residual", "alpha_max")
     return torch.stack(
-        [rows[:, i].amax() if "residual" in n else rows[:, i].mean() for i, n in enumerate(stats)]
+        [rows[:, i].amax() if name in largest else rows[:, i].mean() for i, name in enumerate(stats)]
     )
 
 

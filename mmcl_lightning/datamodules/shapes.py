@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_info
+
 from mmcl_lightning._options import check_whole
 from mmcl_lightning.datamodules.images import ImageDataModule
 from mmcl_lightning.datamodules.rendering import SHAPES, render_shapes
@@ -29,7 +31,7 @@ class ShapesDataModule(ImageDataModule):
         train_size: Number of training images.
         test_size: Number of test images.
         image_size: Height and width in pixels.
-        root: Ignored: nothing is read. Present so that a config can switch data sets.
+        root: Nothing is read, which is said where it is given. Present so that a config can switch data sets.
         download: Ignored as well.
         **kwargs: Batch sizes, workers, subsets, seed and transforms: see :class:`ImageDataModule`.
 
@@ -53,6 +55,11 @@ class ShapesDataModule(ImageDataModule):
         self.train_size = train_size
         self.test_size = test_size
         self.image_size = image_size
+        if root is not None:
+            rank_zero_info(
+                f"ShapesDataModule makes its images: nothing is read from {root!r}. For images of your own, "
+                "mmcl fit --config folder_mmcl_log"
+            )
         self.root = root
         self.download = download
 

@@ -199,7 +199,13 @@ def _torchvision_resnet(name: str, cifar_stem: bool, pretrained: bool, in_channe
             f"cifar_stem=False and in_channels=3, got {cifar_stem} and {in_channels}."
         )
     weights = "DEFAULT" if pretrained else None
-    model: Any = torchvision.models.get_model(name, weights=weights)
+    try:
+        model: Any = torchvision.models.get_model(name, weights=weights)
+    except OSError as error:  # of urllib, without a network
+        raise ConfigError(
+            f"the published weights of {name!r} cannot be fetched ({error}); where they can, they are kept "
+            f"in {torch.hub.get_dir()}, which can be copied"
+        ) from error
     width = model.conv1.out_channels
     model.num_features = model.fc.in_features
     model.fc = nn.Identity()

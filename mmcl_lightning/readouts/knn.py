@@ -157,10 +157,11 @@ class KNN(Readout):
                 self.inform_once(f"k-NN: k clamped from {protocol.k} to {k}, the size of the labelled bank")
             mean = bank.labelled / (reading.num_classes or int(bank.labels.max()) + 1)
             if k > mean:
+                smaller = max(1, min(20, int(mean) // 2))
                 self.inform_once(
                     f"k-NN: k is {k}, and the bank has {mean:.0f} images of a class on average, so that "
-                    "those of other classes can outvote them: take a smaller k, such as --readouts.knn.k "
-                    f"{max(1, min(20, int(mean) // 2))}"
+                    f"those of other classes can outvote them: take a smaller k, such as KNN(k={smaller}), "
+                    f"--readouts.knn.k {smaller}"
                 )
             sizes = f"bank {bank.labelled}, queries {query.labelled}"  # which had a label, and could be read
             text = f"{dataclasses.replace(protocol, k=k).describe()}, {sizes}"

@@ -33,7 +33,8 @@ def results_table(groups: Sequence[Group], columns: Sequence[Column]) -> str:
     head = ["method", "seeds"]
     followed = {column for column in columns if is_followed([c for g in groups for c in g.curves(column)])}
     for column in columns:
-        head += [markdown(column.title), *(["best epoch"] if column in followed else [])]
+        title = markdown(column.title)
+        head += [title, f"{title}, best epoch"] if column in followed else [title]
         head += ["paper"] if any(key[1] == column for key in paper) else []
     head += [f"{items_of(groups[0].records[0])}/s", "minutes", "memory, GB"]
     rows = _untrained(groups, columns, head)
@@ -54,7 +55,7 @@ def _untrained(groups: Sequence[Group], columns: Sequence[Column], head: Sequenc
 
     It is the same in every method, so each seed counts once.
     """
-    cells = dict.fromkeys(head, "-")
+    cells: dict[str, str] = {}
     counts = set()
     for column in columns:
         found = {
@@ -65,11 +66,8 @@ def _untrained(groups: Sequence[Group], columns: Sequence[Column], head: Sequenc
         if found:
             cells[markdown(column.title)] = _spread(list(found.values()))
             counts.add(str(len(found)))
-    return (
-        [list((cells | {"method": "untrained", "seeds": " to ".join(sorted(counts))}).values())]
-        if counts
-        else []
-    )
+    cells |= {"method": "untrained", "seeds": " to ".join(sorted(counts))}
+    return [[cells.get(name, "-") for name in head]] if counts else []
 
 
 def _cost(group: Group) -> list[str]:

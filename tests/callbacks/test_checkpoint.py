@@ -146,6 +146,16 @@ def test_sigterm_ends_like_ctrl_c_but_says_so(tmp_path: Path, capfd: pytest.Capt
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
+def test_a_refused_resume_leaves_no_checkpoint(tmp_path: Path) -> None:
+    """Weights and counts are restored then, and neither the optimizer nor the schedule."""
+    run(tmp_path / "whole", "simclr")
+    last = tmp_path / "whole" / "last.ckpt"
+    short = ResumableCheckpoint(dirpath=tmp_path / "short")
+    with pytest.raises(Exception, match=f"current_epoch={EPOCHS}, but you have set"):
+        trainer(tmp_path / "short", short, max_epochs=1).fit(build("simclr"), shapes(), ckpt_path=last)
+    assert [*(tmp_path / "short").glob("*.ckpt")] == []
+
+
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     loss, _, code, record = run(tmp_path, "simclr", Press("on_train_batch_start", 6, times=2))
     assert (len(loss), code, record["status"]) == (5, 1, "interrupted")

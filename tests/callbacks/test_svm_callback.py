@@ -43,6 +43,7 @@ LOGGED = (
     "duality_gap",
     "steps",
     "negatives",
+    "alpha_max",
 )
 SHARES = (
     "false_negative_base_rate",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from sklearn.linear_model import LogisticRegression as Reference
 
 from mmcl_lightning._accuracy import ClassAccuracy
 from mmcl_lightning.callbacks import Readouts, ResumableCheckpoint
+from mmcl_lightning.callbacks.stopping import StopAtOnce
 from mmcl_lightning.datamodules import ImageFolderDataModule
 from mmcl_lightning.datamodules.splits import validation_rows
 from mmcl_lightning.errors import ConfigError, DataError
@@ -207,3 +210,28 @@ def test_the_precision_of_the_fit_is_said(weights: str, tmp_path: Path) -> None:
     assert "loss in float32" in module.described
     with pytest.raises(ConfigError, match="dtype must be 'float64' or 'float32', got 'float16'"):
         logistic(weights, dtype="float16")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_at_once(
+    number: int, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no step after which it could stop, and nothing to save."""
+    own = LogisticEvaluation._choose_and_fit
+    reached = []
+
+    def stopped(self: Any, *args: Any) -> Any:
+        os.kill(os.getpid(), number)
+        reached.append(args)
+        return own(self, *args)
+
+    monkeypatch.setattr(LogisticEvaluation, "_choose_and_fit", stopped)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores
+    try:
+        with pytest.raises(SystemExit) as stop:
+            fit(tmp_path, logistic(weights), StopAtOnce(), ResumableCheckpoint(dirpath=tmp_path / "saved"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert reached == []
+    assert stop.value.code == (143 if number == signal.SIGTERM else 1)  # the command says 130
+    assert not (tmp_path / "saved").exists()
