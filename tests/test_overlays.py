@@ -131,9 +131,14 @@ def test_photos_on_a_cpu(recipe: str, folder: Path, capsys: pytest.CaptureFixtur
     assert config["trainer"]["max_epochs"] == 60
     few = ["--data.batch_size=16", "--data.num_workers=0", "--trainer.max_steps=2", "--readouts.knn.k=5"]
     main(["fit", f"--config={recipe}", *over, *few, "--trainer.accelerator=cpu"])
-    said = capsys.readouterr().out
-    assert "Trained 1 epoch, 2 steps." in said
-    assert "k-NN top-1: " in said
+    said = capsys.readouterr()
+    assert "Trained 1 epoch, 2 steps." in said.out
+    assert "k-NN top-1: " in said.out
+    assert "overlays/cpu" not in said.err
+    if recipe == "folder_mmcl":
+        few += ["--data.image_size=32", "--trainer.max_steps=1", "--readouts.knn=null"]
+        main(["fit", f"--config={recipe}", "--data.root=photos", *few, "--trainer.accelerator=cpu"])
+        assert "A ResNet-50 takes seconds a step on a CPU. --config overlays/cpu" in capsys.readouterr().err
 
 
 def test_a_large_batch_in_chunks(capsys: pytest.CaptureFixture[str]) -> None:
