@@ -8,6 +8,7 @@ import threading
 from types import FrameType
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from mmcl_lightning._lightning import takes_steps
 
@@ -32,7 +33,7 @@ class StopAtOnce(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the signal, unless a training goes on, whose checkpoint has it."""
-        if not trainer.training and not trainer.sanity_checking:
+        if trainer.state.fn != TrainerFn.FITTING:
             self.on_predict_start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import Timer
 from runs import TINY, Plain, Recorder, moco, shapes, simclr, trainer
 
 from mmcl_lightning.callbacks import Ledger, OnlineKNN, Readouts, ResumableCheckpoint
+from mmcl_lightning.callbacks.stopping import StopAtOnce
 from mmcl_lightning.modules import ContrastiveModule
 from mmcl_lightning.readouts import KNN
 
@@ -144,6 +145,14 @@ def test_sigterm_ends_like_ctrl_c_but_says_so(tmp_path: Path, capfd: pytest.Capt
     assert (len(loss), code, record["status"]) == (6, 143, "interrupted")
     assert "\nStopping after this step.\n" in capfd.readouterr().err
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_sigterm_in_a_validation_of_a_training_is_the_checkpoints(tmp_path: Path) -> None:
+    """Beside the callback of the commands that ends what only reads at once."""
+    press = Press("on_validation_batch_start", 1, signal.SIGTERM)
+    loss, _, code, record = run(tmp_path, "simclr", StopAtOnce(), press)
+    assert (len(loss), code, record["status"]) == (STEPS, 143, "interrupted")
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == STEPS
 
 
 def test_a_refused_resume_leaves_no_checkpoint(tmp_path: Path) -> None:
