@@ -161,8 +161,8 @@ class MMCLCLI(LightningCLI):
         callbacks: list[Any] = trainer.callbacks
         for index, callback in reversed(list(enumerate(callbacks))):
             if type(callback) in (RichProgressBar, TQDMProgressBar):  # a subclass is the user's own
-                lines = self.subcommand == "fit" and not sys.stderr.isatty()  # which take its place
-                callbacks[index : index + 1] = [] if lines else [progress_bar()]
+                # Where there is no terminal, lines take the place of that of `fit`.
+                callbacks[index : index + 1] = [progress_bar()] if sys.stderr.isatty() else []
         saving = [index for index, callback in enumerate(callbacks) if isinstance(callback, Checkpoint)]
         callbacks.insert(min(saving, default=len(callbacks)), SkippedImages())  # checkpoints have its count
         bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
