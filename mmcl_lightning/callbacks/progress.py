@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from typing import Any
@@ -85,6 +86,18 @@ def _rounded_up(batches: float, accumulated: int) -> float:
     return batches if batches == math.inf else math.ceil(batches / accumulated)
 
 
+class _AboveBar(logging.Formatter):
+    """Lets a message take the line of a bar, which is drawn anew below it."""
+
+    def __init__(self, inner: logging.Formatter | None) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the message after what erases a line of a terminal."""
+        return "\r\x1b[2K" + (self.inner or logging.Formatter()).format(record)
+
+
 class _FewMetrics(ProgressBar):
     """A bar with the metrics of a run that one looks at."""
 
@@ -96,6 +109,18 @@ class _FewMetrics(ProgressBar):
         """Start the clock."""
         super().on_train_start(trainer, pl_module)
         self._run.start(trainer)
+        for handler in _terminals():
+            handler.setFormatter(_AboveBar(handler.formatter))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give messages their form back."""
+        super().teardown(trainer, pl_module, stage)
+        _give_back()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give it back here too: there is no teardown."""
+        super().on_exception(trainer, pl_module, exception)
+        _give_back()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the epoch's values."""
@@ -107,6 +132,18 @@ class _FewMetrics(ProgressBar):
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return what the bar shows."""
         return self._run.read(trainer)
+
+
+def _terminals() -> list[logging.StreamHandler[Any]]:
+    """Return the handlers by which Lightning's messages, and ours, come to a terminal."""
+    handlers = logging.getLogger("lightning.pytorch").handlers
+    return [part for part in handlers if isinstance(part, logging.StreamHandler) and part.stream.isatty()]
+
+
+def _give_back() -> None:
+    for handler in logging.getLogger("lightning.pytorch").handlers:
+        if isinstance(handler.formatter, _AboveBar):
+            handler.setFormatter(handler.formatter.inner)
 
 
 class EpochLines(Callback):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from runs import shapes, simclr, trainer
+from runs import mmcl, shapes, simclr, trainer
 
 from mmcl_lightning.callbacks import Readouts, Throughput
 from mmcl_lightning.callbacks.progress import EpochLines, RichBar, TextBar, progress_bar
@@ -93,3 +96,26 @@ def test_no_time_is_left_at_the_end_of_a_run_with_another_batch_size(
     run.fit(simclr(), shapes(batch_size=16), ckpt_path=path)
     assert run.global_step == 6
     assert [line for line in caplog.messages if line.startswith("epoch")][-1].endswith(", left 00:00")
+
+
+@pytest.mark.parametrize("bar", [TextBar, RichBar])
+def test_a_message_takes_the_line_of_the_bar(bar: Any, tmp_path: Path) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    logger, screen, file = logging.getLogger("lightning.pytorch"), Terminal(), io.StringIO()
+    handlers = [logging.StreamHandler(screen), logging.StreamHandler(file)]
+    own = logging.Formatter("%(message)s")
+    handlers[0].setFormatter(own)
+    for handler in handlers:
+        logger.addHandler(handler)
+    try:
+        trainer(tmp_path, bar(), enable_progress_bar=True).fit(mmcl(), shapes())
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+    assert "\r\x1b[2KMMCL: " in screen.getvalue()
+    assert "\x1b" not in file.getvalue()
+    assert "MMCL: " in file.getvalue()
+    assert handlers[0].formatter is own
