@@ -205,7 +205,10 @@ class LogisticEvaluation(FrozenClassifier):
         self._warn_of_the_edge(best)
         ((_, model),) = logistic_path(x, y, classes, [Cs[best]], start=models[-1], **options)
         models.append(model)
-        rank_zero_info(f"chosen C={Cs[best]:g}, the first best, and fitted to all {len(x)} training images")
+        rank_zero_info(
+            f"chosen C={Cs[best]:g}, the first best with {values[best]:.3f}, and fitted to all {len(x)} "
+            "training images"
+        )
         return model, (
             f"C of {len(Cs)} values from {Cs[0]:g} to {Cs[-1]:g} by the first best {MEASURES[self.metric]} "
             f"on {len(held_out)} of {len(x)} clean training images, then fitted to all, chosen C={Cs[best]:g}"
