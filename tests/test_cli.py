@@ -26,6 +26,7 @@ from mmcl_lightning.callbacks import Readouts
 from mmcl_lightning.cli import main
 from mmcl_lightning.datamodules import ShapesDataModule
 from mmcl_lightning.kernels import RBF, Tanh
+from mmcl_lightning.ledger import Record
 from mmcl_lightning.losses import ContrastiveLoss, HCLLoss, MMCLLoss, NTXentLoss
 from mmcl_lightning.modules import MMCL, ContrastiveModule
 from mmcl_lightning.recipes import recipe_folder
@@ -479,6 +480,15 @@ def test_as_a_program(program: list[str]) -> None:
     assert result.returncode == 0, result.stderr
     assert "class_path: mmcl_lightning.modules.MMCL\n" in result.stdout
     assert result.stderr == ""
+
+
+def test_a_run_on_two_processes_leaves_its_record(folder: Path) -> None:
+    command = [sys.executable, "-m", "mmcl_lightning", *QUICK, "--trainer.max_epochs=1"]
+    command += ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (record,) = [Record.read(path) for path in folder.rglob("ledger.json")]
+    assert (record.status, record.hardware["processes"]) == ("finished", 2)
 
 
 @pytest.mark.parametrize(

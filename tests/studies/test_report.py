@@ -272,6 +272,21 @@ def test_the_untrained_network_is_a_row_beside_cross_validation(tmp_path: Path) 
     assert rows[4].startswith("| later | 2 | 0.700 ± 0.000 | 0.884 |")
 
 
+def test_two_metrics_that_were_followed_have_columns_of_their_own(tmp_path: Path) -> None:
+    points = [[float(epoch), 10 * epoch, 1.0, 0.5 + 0.1 * epoch] for epoch in range(3)]
+    metrics = {name: Metric(points) for name in ("knn/top1", "probe/top1")}
+    record(metrics=metrics).write(tmp_path / "run.json")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in write_report(tmp_path, tmp_path / "r.md", metrics=list(metrics)).splitlines()
+        if line.startswith("|")
+    ]
+    head = [name for name in rows[0] if name != "paper"]
+    assert len(set(head)) == len(head)
+    assert sum(name.endswith(", best epoch") for name in head) == 2
+    assert {len(row) for row in rows[:4]} == {len(rows[0])}
+
+
 def test_the_kernel_is_that_of_the_loss_wherever_the_configuration_has_it() -> None:
     """A criterion of ContrastiveModule has its kernel below it, and a default is in no configuration."""
     linear = {"init_args": {"kernel": {"class_path": "mmcl_lightning.kernels.Linear"}}}
