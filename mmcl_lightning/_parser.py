@@ -47,7 +47,7 @@ class PlainHelp(DefaultHelpFormatter):
     """Help of docstrings without their marks for Sphinx, which a terminal does not read."""
 
     def _expand_help(self, action: Any) -> str:
-        return _without_marks(super()._expand_help(action))
+        return _few_subclasses(_without_marks(super()._expand_help(action)))
 
     def _format_text(self, text: str) -> str:
         return super()._format_text(_without_marks(text))
@@ -60,9 +60,17 @@ class PlainHelp(DefaultHelpFormatter):
 def _without_marks(text: str) -> str:
     """Return a text with ``code`` and references such as :class:`~a.b.Name` as plain words."""
     text = re.sub(r":\w+:`~?(?:[\w.]+\.)?([^`]+)`", r"\1", text)
-    # Of a module of torch there are hundreds.
-    text = re.sub(r"(known subclasses: (?:[^,)]+, ){4})[^)]*\)", r"\1...)", text)
     return re.sub(r"``(.+?)``", r"\1", text, flags=re.DOTALL)
+
+
+def _few_subclasses(text: str) -> str:
+    """Return a text with the first of the classes that an option takes, and the number of the others."""
+
+    def few(found: re.Match[str]) -> str:
+        names = found[2].split(", ")
+        return f"{found[1]}{', '.join(names[:4])} and {len(names) - 4} more" if len(names) > 8 else found[0]
+
+    return re.sub(r"(known subclasses: )([^)]*)", few, text)
 
 
 class RecipeParser(LightningArgumentParser):
@@ -95,18 +103,16 @@ class RecipeParser(LightningArgumentParser):
         """Exit with the part of the message that says what is wrong."""
         if not self.exit_on_error:
             super().error(plain_lines(message), ex)
-        message = main_message(message)
+        message, command = main_message(message), self.prog.replace(" [options]", "")
         if message.startswith('Linked "data.root" '):
-            message = f"the folder stands by itself: {self.prog} FOLDER"
+            message = f"the folder is given without an option: {command} FOLDER"
         absent = "the following arguments are required: "
         if message.startswith(absent):
             names = message.removeprefix(absent).split(", ")
-            message = f"{absent}{', '.join(map(self._shown, names))}: see {self.prog} --help"
+            message = f"{absent}{', '.join(map(self._shown, names))}: see {command} --help"
         if message.lower().startswith("unrecognized arguments"):
             meant = unknown_arguments(message, self._option_string_actions)
-            message = (
-                meant if meant != message else f"{message}: see {self.prog.replace(' [options]', '')} --help"
-            )
+            message = meant if meant != message else f"{message}: see {command} --help"
         if message == "argument -c/--config: expected one argument":
             message += ", such as quickstart: mmcl recipes lists what there is"
         say(f"error: {message}", file=sys.stderr)

@@ -212,8 +212,8 @@ class MMCLCLI(LightningCLI):
         large = self.model.hparams.get("backbone") == "resnet50"
         if on_cpu and large and isinstance(self.datamodule, ImageFolderDataModule):
             say(
-                "A ResNet-50 takes seconds a step on a CPU. --config overlays/cpu, after the recipe, "
-                "trains a small network at 32 pixels",
+                "A ResNet-50 is slow on a CPU: --config overlays/cpu, after the recipe, trains a small "
+                "network at 32 pixels",
                 file=sys.stderr,
             )
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]

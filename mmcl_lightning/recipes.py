@@ -142,7 +142,7 @@ def _fault(error: yaml.YAMLError, text: str) -> str:
     if isinstance(error, ReaderError):
         before = text[: error.position]
         line, column = before.count("\n"), len(before) - before.rfind("\n") - 1
-        return f"line {line + 1}, column {column + 1}: {error.reason}, there is #x{error.character:04x}"
+        return f"line {line + 1}, column {column + 1}: {error.reason}, found #x{error.character:04x}"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None or error.problem is None:
         return " ".join(str(error).split())
     mark, begun = error.problem_mark, error.context_mark

@@ -44,7 +44,8 @@ class LinearProbe(Readout):
         for its accuracy.
 
     Writes:
-        ``probe/loss``, cross-entropy of each training batch; ``probe/top1``, ``probe/top5`` and
+        ``probe/loss``, cross-entropy of each training batch, or of the last one that had a label; before
+        the first of these nothing, on a GPU nan; ``probe/top1``, ``probe/top5`` and
         ``probe/best_top1``, shares in [0, 1]; the text ``probe/protocol``. Nothing where the data has no
         labels, which is said once. Weights, optimizer and curve are in the checkpoint.
 
